@@ -184,6 +184,13 @@ class Config(Section):
         return database if "://" in database else f"sqlite:///{Path(database).absolute()}"
 
     @property
+    def files(self) -> dict[str, str]:
+        """The files that it names, by what they are: `api.private_key`."""
+        keys = {"agents": ("certificate", "private_key"), "api": ("certificate", "private_key", "client_ca")}
+        found = {f"{section}.{key}": getattr(getattr(self, section), key) for section in keys for key in keys[section]}
+        return {name: path for name, path in found.items() if path}
+
+    @property
     def control_socket(self) -> str:
         return self.paths.control_socket or control_socket(self.instance)
 

@@ -86,7 +86,7 @@ READ_ONLY = {
 }
 """The operator's commands that ask the daemon, and arguments for them."""
 
-OF_THE_ENGINE = {"up", "unpin"}
+OF_THE_ENGINE = {"restore", "up", "unpin"}
 """Those that open the engine, or its pins."""
 
 WITHOUT_THE_ENGINE = """
@@ -153,7 +153,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    others = {"api", "attach", "check-config", "completion", "doctor", "export", "report", "top", "trace"}
+    others = {"api", "attach", "backup", "check-config", "completion", "doctor", "export", "report", "top", "trace"}
     assert set(READ_ONLY) | others | OF_THE_ENGINE == set(main.OPERATOR)
 
 

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost restore`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from control.cli.client import json_option, print_json
+from control.core.text import span
+
+if TYPE_CHECKING:
+    from control.config import Config
+
+FRESH: Final = ".restore"
+"""Behind the name of a file, until it is put in its place. A killed one's is replaced by the next."""
+
+
+@click.command("restore")
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
+              help="The configuration of this box, which says where things are, or set ROOST_CONFIG.")  # fmt: skip
+@click.option("--with-config", is_flag=True,
+              help="Put the configuration of the backup there first, and, where they belong beside it or below, the "
+              "certificates and keys that it names. It is believed.")  # fmt: skip
+@click.option("--database", "database_path", metavar="PATH", help="Where the database is to be, if elsewhere.")
+@click.option("--force", is_flag=True, help="Replace what is there. The database that was there is kept beside it.")
+@json_option
+def command(file: IO[bytes], config_path: str | None, with_config: bool, database_path: str | None, force: bool,
+            as_json: bool) -> None:  # fmt: skip
+    """Put a backup's database in its place, on this machine or another. No daemon may run there.
+
+    The next `roost up` takes its connections for those of a reboot: it puts them back, and their clients wake. Nothing
+    is changed before all of FILE was read and found good. A killed restore leaves each file as it was or is to be.
+
+    \b
+    Examples:
+      sudo roost restore /srv/box.roost -c /etc/roost/roost.toml
+      sudo roost restore /srv/box.roost -c /etc/roost/roost.toml --with-config
+    """
+    if config_path is None and (with_config or database_path is None):
+        raise click.UsageError(
+            "where to? Name the box's configuration, -c FILE, or the database alone, --database PATH"
+        )
+    from control.store.archive import ArchiveError
+    from control.store.database import StoreError
+
+    with ExitStack() as stack:
+        try:
+            told = _restored(file, config_path, with_config, database_path, force, stack)
+        except (ArchiveError, StoreError) as error:
+            where = f"{file.name}: " if isinstance(error, ArchiveError) else ""
+            raise click.ClickException(f"{where}{error}; nothing was changed") from None
+        except OSError as error:
+            raise click.ClickException(f"{error.filename or file.name}: {error.strerror or error}") from None
+    print_json(told) if as_json else _tell(told, file.name)
+
+
+def _tell(told: dict[str, Any], file: str) -> None:
+    at_s = told["at_ms"] / 1000
+    when = f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M:%S}, {span(max(round(time.time() - at_s), 0))} ago"
+    what = f"{told['sleeping']:,} sleeping connections are in {told['database']}" if told["database"] else "no database"
+    click.echo(f'instance "{told["instance"]}" of {told["host"]}, {when}: {what}')
+    if told["replaced"]:
+        click.echo(f"the database that was there is {told['replaced']} now")
+    for path in told["put"]:
+        click.echo(f"put: {path}")
+    for name, path in told["left"].items():
+        click.echo(f"not put, for it is not beside the configuration: {path} (tar -xzOf {file} {name})")
+
+
+def _restored(file: IO[bytes], config_path: str | None, with_config: bool, database_path: str | None, force: bool,
+              stack: ExitStack) -> dict[str, Any]:  # fmt: skip
+    """What was done. stack: takes back what may not stay."""
+    from control.config import load, parse
+    from control.store import archive, backup
+    from control.store.schema import REVISION
+
+    opened = archive.Archive(file)
+    manifest = opened.manifest
+    if manifest.revision > REVISION:
+        raise archive.ArchiveError(f"Roost {manifest.version} wrote it, whose databases have revision "
+                                   f"{manifest.revision}, and this one knows {REVISION}: install that one, or a later "
+                                   "one")  # fmt: skip
+    small, database, parts = dict[str, bytes](), iter(list[bytes]()), opened.parts()
+    for part, content in parts:
+        if part is manifest.database:
+            database = content
+            break
+        small[part.name] = b"".join(content)
+    places, left = dict[str, bytes](), dict[str, str]()
+    config = None
+    if config_path is not None and with_config:
+        text = small[archive.CONFIG].decode(errors="replace")
+        config = parse(text, f"the configuration in {file.name}")
+        places, left = _places(config, os.path.realpath(config_path), small)
+    elif config_path is not None:
+        config = load(config_path)
+    path = _place_of_database(config, database_path) if manifest.database else ""
+    if not path and not with_config:
+        raise archive.ArchiveError("its database is PostgreSQL's, which pg_restore puts back, and the configuration is "
+                                   "put in its place by --with-config alone")  # fmt: skip
+    _refuse_running(config, path, stack)
+    for place in filter(None, (path, *places)):
+        if os.path.lexists(place) and not force:
+            raise click.ClickException(f"{place} is there already; nothing was changed. --force replaces it")
+    if manifest.database:
+        free = shutil.disk_usage(Path(path).parent).free
+        if free < manifest.database.size:
+            raise archive.ArchiveError(f"its database has {manifest.database.size:,} bytes, and {free:,} are free in "
+                                       f"{Path(path).parent}")  # fmt: skip
+        _write(path, database, None, stack)
+        for _ in parts:  # none follows it: the end is looked at
+            pass
+        backup.make_ready(path + FRESH, manifest.revision)
+        backup.sync(Path(path + FRESH))
+    for place, data in places.items():
+        _write(place, [data], config_path, stack)
+    replaced = backup.put(path + FRESH, path) if path else ""
+    for place in places:  # the configuration last: without it no daemon begins
+        Path(place + FRESH).rename(place)
+        backup.sync(Path(place).parent)
+    return {"instance": manifest.instance, "host": manifest.host, "at_ms": manifest.at_ms, "database": path,
+            "sleeping": manifest.sleeping, "replaced": replaced, "put": list(places), "left": left}  # fmt: skip
+
+
+def _places(config: Config, config_path: str, small: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """What comes to which path, where that does not have it already, and which files are to be put by hand: a backup
+    that is not what it seems must not write wherever it wants."""
+    from control.store import archive
+
+    places, left = dict[str, bytes](), dict[str, str]()
+    for name, path in config.files.items():
+        real = Path(os.path.realpath(path))
+        if name in small and real.is_relative_to(Path(config_path).parent) and real != Path(config_path):
+            places[str(real)] = small[name]
+        else:
+            left[name] = path
+    places[config_path] = small[archive.CONFIG]
+    return {path: data for path, data in places.items() if not _has(path, data)}, left
+
+
+def _has(path: str, data: bytes) -> bool:
+    try:
+        return Path(path).read_bytes() == data
+    except OSError:
+        return False
+
+
+def _place_of_database(config: Config | None, given: str | None) -> str:
+    """Its path, in a directory that is there."""
+    from control.store import file
+    from control.store.database import StoreError, parse_url
+
+    path = given
+    if path is None and config is not None:
+        url = parse_url(config.database_url)
+        path = url.database if url.get_backend_name() == "sqlite" else None
+    if not path:
+        raise StoreError("a database of SQLite's is in the backup, and the configuration names PostgreSQL: --database "
+                         "says where else to put it")  # fmt: skip
+    path = os.path.realpath(path)
+    if problem := file.problem_of_directory(path):
+        raise StoreError(problem)
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def _refuse_running(config: Config | None, path: str, stack: ExitStack) -> None:
+    """None begins before the stack ends, either."""
+    from control.store import backup
+    from control.store.owner import Owner
+
+    me = Owner.here("restore")
+    if config is not None:
+        from control.daemon.lock import InstanceLock
+
+        stack.callback(InstanceLock(config).release)
+        me = Owner.here(config.instance, config.pin_dir)
+        if any(Path(config.pin_dir).iterdir()):
+            raise click.ClickException(
+                f"connections are asleep in {config.pin_dir}, and what the backup says of them may be old by now; "
+                "nothing was changed. Let them go first: roost unpin"
+            )
+    if path and os.path.lexists(path):
+        backup.refuse_running(path, me)
+
+
+def _write(place: str, content: Iterable[bytes], like: str | None, stack: ExitStack) -> None:
+    """Beside its place. like: whose owner and mode it has, if it takes no file's place, and that is there."""
+    fresh = Path(place + FRESH)
+    for suffix in ("", "-journal", "-wal", "-shm"):  # SQLite would take a killed one's for the new file's
+        Path(f"{fresh}{suffix}").unlink(missing_ok=True)
+        stack.callback(Path(f"{fresh}{suffix}").unlink, missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+        for chunk in content:
+            target.write(chunk)
+        known = next((one for one in (place, like) if like and one and os.path.exists(one)), None)  # noqa: PTH110
+        if known is not None:
+            status = os.stat(known)  # noqa: PTH116
+            os.fchown(target.fileno(), status.st_uid, status.st_gid)
+            os.fchmod(target.fileno(), status.st_mode & 0o777)
+        target.flush()
+        os.fsync(target.fileno())
