@@ -159,7 +159,7 @@ def _tell(told: dict[str, Any], config: Config) -> None:
     if not told["database"]:
         from control.store.database import parse_url
 
-        url = parse_url(config.database_url).set(drivername="postgresql", password=None)
+        url = parse_url(config.database_url)._replace(drivername="postgresql", password=None)
         click.echo("The database is PostgreSQL's, and not in it. Save that, too:\n  pg_dump --format=custom "
                    f"--file={told['file']}.dump --dbname='{url.render_as_string()}'", err=to_stderr)  # fmt: skip
     missing = told["not_held"]

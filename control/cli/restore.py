@@ -197,6 +197,7 @@ def _refuse_running(config: Config | None, path: str, stack: ExitStack) -> None:
 def _write(place: str, content: Iterable[bytes], like: str | None, stack: ExitStack) -> None:
     """Beside its place. like: whose owner and mode it has, if it takes no file's place, and that is there."""
     fresh = Path(place + FRESH)
+    fresh.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     for suffix in ("", "-journal", "-wal", "-shm"):  # SQLite would take a killed one's for the new file's
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)
         stack.callback(Path(f"{fresh}{suffix}").unlink, missing_ok=True)

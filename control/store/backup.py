@@ -32,7 +32,7 @@ def copy(path: str, to: str) -> tuple[str, int]:
     if not Path(path).is_file():
         raise StoreError(f"there is no database {path}: no daemon has run with this configuration")
     with _told(path, to), closing(_connect(to, "rwc")) as made:
-        made.execute("PRAGMA synchronous=OFF")  # who is told of it syncs what is made of it
+        made.execute("PRAGMA synchronous=OFF")  # only what is made of it is to last
         with closing(_connect(path)) as source:
             source.backup(made)
         made.execute("PRAGMA journal_mode=DELETE")
@@ -76,7 +76,7 @@ def put(fresh: str, path: str) -> str:
     one, which SQLite would take for the new one's, is written into it first. Raises StoreError, OSError."""
     aside = ""
     if os.path.lexists(path):
-        aside = f"{path}.replaced-{time.strftime('%Y%m%d-%H%M%S')}"
+        aside = f"{path}.replaced-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         _fold(path, aside)
         Path(aside).hardlink_to(path)
     for suffix in file.SUFFIXES[1:]:
