@@ -98,6 +98,9 @@ def _directory_for(file: str, force: bool) -> Iterator[Path]:
         except BlockingIOError:
             raise click.ClickException(f"another backup to {file} is being made: {directory} is in use") from None
         names = ("archive", "roost.db", "roost.db-journal")
+        status = os.fstat(opened)
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or {*os.listdir(opened)} - {*names}:  # noqa: PTH208
+            raise click.ClickException(f"{directory} is no backup that was killed: remove it, or name another file")
         for name in names:
             (directory / name).unlink(missing_ok=True)
         stack.callback(directory.rmdir)

@@ -235,6 +235,29 @@ def test_two_backups_to_one_file_do_not_mix(box: Box, tmp_path: Path, monkeypatc
     assert Archive(io.BytesIO((tmp_path / "x").read_bytes())).manifest.sleeping == 3
 
 
+@pytest.mark.parametrize("what", ["open to others", "another user's", "not empty", "a file", "a link"])
+def test_a_backup_is_made_where_no_other_looks(box: Box, tmp_path: Path, what: str) -> None:
+    """In a directory that all may write to, another user may have made its place."""
+    part, other = tmp_path / "x.part", tmp_path / "other"
+    other.mkdir(mode=0o700)
+    if what == "a file":
+        part.write_bytes(b"mine")
+    elif what == "a link":
+        part.symlink_to(other)
+    else:
+        part.mkdir(mode=0o700)
+    if what == "open to others":
+        part.chmod(0o777)
+    elif what == "another user's":
+        os.chown(part, 65534, 65534)
+    elif what == "not empty":
+        (part / "mine").write_bytes(b"mine")
+    assert "x.part" in refused(roost("backup", tmp_path / "x", "-c", box.config))
+    assert part.exists()
+    assert list(other.iterdir()) == []
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_restore_replaces_nothing_that_it_is_not_told_to(box: Box, saved: Path) -> None:
     slept(box.database, 4)
     before = box.files()
