@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# install.sh [--root DIR]: install this checkout as the machine's Roost. What is there already is replaced, but for
+# install.sh [--root DIR --report FILE]: install this checkout as the machine's Roost. What is there already is replaced, but for
 # /etc/roost/roost.toml; it may run again at any time.
 #
 #   /usr/bin/roost              the command
@@ -12,13 +12,22 @@
 #   /etc/roost/roost.toml       a configuration to be filled in
 #   the user roost              whom the API's process runs as
 #
-# --root: into a directory, as a package's files, with nothing done to this machine but its build packages.
+# --root: into a directory, as a package's files, with nothing done to this machine but its build packages. --report:
+# what pip says of the Python packages, as JSON.
 set -eu
 
 here=$(readlink -f -- "$0")
 checkout=${here%/vagrant/install.sh}
 root=
-[ "${1:-}" != --root ] || root=${2:?--root needs a directory}
+report=/dev/null
+while [ $# -gt 0 ]; do
+    case $1 in
+        --root) root=${2:?--root needs a directory} ;;
+        --report) report=${2:?--report needs a file} ;;
+        *) echo "install: $1 is no option. Usage: $0 [--root DIR --report FILE]" >&2 && exit 1 ;;
+    esac
+    shift 2
+done
 
 say() { printf 'install: %s\n' "$*" >&2; }
 
@@ -50,21 +59,23 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 
-say "building"
-/usr/bin/python3 -m venv "$work/venv"
-pip() { PIP_ROOT_USER_ACTION=ignore "$work/venv/bin/python" -m pip "$@" -q --disable-pip-version-check --no-input; }
-pip install -c "$checkout/requirements.lock" setuptools cffi
-mkdir "$work/source"
-(cd "$checkout" && tar -c --exclude=./.git --exclude=./.venv --exclude=./build --exclude='*.so' .) | tar -x -C "$work/source"
-(cd "$work/source" && pip wheel --no-deps --no-build-isolation -w "$work/wheel" .)
-
 say "installing the Python packages"
 library=$root/usr/lib/roost
 new=$library.new
 rm -rf "$new"
 mkdir -p "${library%/*}"
-wheel=$(echo "$work"/wheel/roost-*.whl)
-pip install --no-compile -c "$checkout/requirements.lock" --target "$new" "${wheel}[postgresql]"
+/usr/bin/python3 -m venv "$work/venv"
+pip() { PIP_ROOT_USER_ACTION=ignore "$work/venv/bin/python" -m pip "$@" -q --disable-pip-version-check --no-input --no-deps; }
+part() { awk -v part="$1:" '/^# [a-z]+:/ { on = $2 == part } on' "$checkout/requirements.lock"; }
+part build | pip install --require-hashes --only-binary :all: -r /dev/stdin
+part run | pip install --require-hashes --only-binary :all: --no-compile --target "$new" --report "$report" -r /dev/stdin
+rm -rf "${new:?}/bin"
+
+say "building"
+mkdir "$work/source"
+(cd "$checkout" && tar -c --exclude=./.git --exclude=./.venv --exclude=./build --exclude='*.so' .) | tar -x -C "$work/source"
+(cd "$work/source" && PYTHONPATH=$new pip wheel --no-build-isolation -w "$work/wheel" .) # cffi is there already
+pip install --no-index --no-compile --target "$new" "$work"/wheel/roost-*.whl
 rm -rf "${new:?}/bin"
 /usr/bin/python3 -m compileall -q -j 0 -s "$new" -p /usr/lib/roost "$new" || :
 rm -rf "$library"

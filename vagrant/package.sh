@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # package.sh [DIR]: make roost_VERSION_ARCHITECTURE.deb of this checkout, for this machine's release of Debian, in DIR
-# (or here). What is in it is what install.sh installs.
+# (or here). What is in it is what install.sh installs, and of what it is made: sbom.json and copyright in
+# /usr/share/doc/roost.
 set -eu
 
 here=$(readlink -f -- "$0")
@@ -17,13 +18,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 root=$work/root
-"$checkout/vagrant/install.sh" --root "$root"
+"$checkout/vagrant/install.sh" --root "$root" --report "$work/report.json"
 chmod 755 "$root"
 
 version=$(PYTHONPATH=$root/usr/lib/roost /usr/bin/python3 -P -c 'from appliance import __version__; print(__version__)')
 architecture=$(dpkg --print-architecture)
 python=$(/usr/bin/python3 -c 'import sys; print(f"python3 (>= 3.{sys.version_info[1]}), python3 (<< 3.{sys.version_info[1] + 1})")')
 run=$(awk '$1 !~ /^#/ && $2 == "run" { printf ", %s", $1 }' "$checkout/vagrant/packages.txt")
+depends="$python, libbpf1, libelf1, zlib1g, libsqlite3-0, systemd$run"
+/usr/bin/python3 "$checkout/vagrant/bill.py" "$root/usr/lib/roost" "$work/report.json" "$depends" "$root/usr/share/doc/roost"
 mkdir "$root/DEBIAN"
 for each in postinst prerm postrm; do
     install -m 755 "$checkout/vagrant/debian/$each" "$root/DEBIAN/$each"
@@ -35,7 +38,7 @@ Version: $version
 Architecture: $architecture
 Maintainer: The maintainers of Roost <root@localhost>
 Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f 1)
-Depends: $python, libbpf1, libelf1, zlib1g, libsqlite3-0, systemd$run
+Depends: $depends
 Section: net
 Priority: optional
 Description: connection manager for millions of quiet TCP connections

@@ -15,7 +15,7 @@ import click
 
 from appliance.paths import checkout
 
-PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
+PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "vagrant", "setup.py")
 C_TREES = ("ebpf", "cext", "appliance", "tests")
 SHELL_SCRIPTS = (
     "roost",
@@ -82,6 +82,7 @@ def tools(root: Path) -> list[Tool]:
         Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"),
         Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"),
         Tool("C floors", (python, "-m", "control.dev.c_layers"), None),
+        Tool("lock", (python, "-m", "control.dev.lock"), None),
         Tool("shellcheck", ("shellcheck", *SHELL_SCRIPTS), "shellcheck"),
     ]
 
@@ -145,7 +146,9 @@ def reformat(root: Path) -> None:
 @click.option("--fix", is_flag=True, help="First let ruff and clang-format mend what they can.")
 @click.argument("only", nargs=-1, metavar="[TOOL]...")
 def command(fix: bool, only: tuple[str, ...]) -> None:
-    """Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck. Changes nothing without --fix.
+    """Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck; and requirements.lock.
+
+    Changes nothing without --fix.
 
     \b
     Examples:

@@ -27,7 +27,7 @@ case "$*" in
     *build_ext*)
         [ ! -e "$ROOST_TEST_ROOT/warn" ] || [ "$ROOST_WERROR" != 1 ] || { cat "$ROOST_TEST_ROOT/warn" >&2; exit 1; }
         echo extension >>"$ROOST_TEST_CALLS"; : >"$ROOST_TEST_ROOT/cext/_engine.so" ;;
-    *"pip install"*) echo pip >>"$ROOST_TEST_CALLS" ;;
+    *"pip install"*/requirements.lock) echo pip >>"$ROOST_TEST_CALLS" ;;
     *control.cli.main*) shift 3; printf 'ran <%s> in %s with %s\\n' "$*" "$PWD" "$PYTHONPATH" ;;
     *) exit 0 ;;
 esac
@@ -181,6 +181,11 @@ def test_doctor_runs_even_when_the_build_is_broken(tree: Checkout) -> None:
         ("Temporary failure resolving 'mirror'", "could not be reached"),
         ("SSL: CERTIFICATE_VERIFY_FAILED", "PIP_CERT"),
         ("cannot open: Read-only file system", "sudo ./roost status"),
+        (
+            "THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
+            "is not the one that requirements.lock names",
+        ),
+        ("ERROR: Hashes are required in --require-hashes mode", "python -m control.dev.lock --write"),
     ],
 )
 def test_a_known_failure_is_answered_with_what_to_do(tree: Checkout, log: str, advice: str) -> None:
