@@ -20,9 +20,8 @@ C_TREES = ("ebpf", "cext", "appliance", "tests")
 SHELL_SCRIPTS = (
     "roost",
     ".ci/run",
-    "vagrant/install.sh",
-    "vagrant/rootfs.sh",
-    "vagrant/package.sh",
+    *(f"vagrant/{name}.sh" for name in ("install", "rootfs", "package")),
+    *(f"vagrant/{name}.sh" for name in ("appliance", "nat", "server", "client", "network", "service", "need")),
     "vagrant/debian/postinst",
     "vagrant/debian/prerm",
     "vagrant/debian/postrm",
