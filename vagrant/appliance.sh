@@ -16,12 +16,12 @@ systemctl -q enable roost
 systemctl restart roost # who sleeps does not notice
 
 tries=60
-until roost connections | awk '$5 == "line" { print $1; found = 1; exit } END { exit !found }' >/run/roost-first; do
+until roost connections --name thermostat | grep -q thermostat; do
     tries=$((tries - 1))
     [ "$tries" -gt 0 ] || {
         echo "appliance: no client has come. Bring them up, then: roost name ID thermostat" >&2
         exit 0
     }
-    sleep 2
+    first=$(roost connections | awk '$5 == "line" { print $1; exit }')
+    { [ -n "$first" ] && roost name "$first" thermostat; } || sleep 2
 done
-roost name "$(cat /run/roost-first)" thermostat
