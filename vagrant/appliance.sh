@@ -13,7 +13,7 @@ sysctl -q -p /etc/sysctl.d/60-roost-router.conf
 [ -e /etc/roost/roost.toml ] || install -D -m 640 "$here/scene.toml" /etc/roost/roost.toml
 "$here/install.sh"
 systemctl -q enable roost
-systemctl restart roost # who sleeps does not notice
+systemctl restart roost # sleeping clients do not notice
 
 tries=60
 until roost connections --name thermostat | grep -q thermostat; do
