@@ -112,6 +112,9 @@ install -D -m 644 "$checkout/vagrant/sysusers.conf" "$root/usr/lib/sysusers.d/ro
 
 getent passwd roost >/dev/null || useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin roost
 chgrp roost /etc/roost/roost.toml # roost-api.service reads it, too
-[ ! -d /run/systemd/system ] || systemctl daemon-reload
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload
+    systemctl try-restart roost roost-api # where they run: with these files, and the connections that they have
+fi
 say "installed $(/usr/bin/roost --version). Say in /etc/roost/roost.toml what it is to serve, then:"
 say "  roost check-config && systemctl enable --now roost"

@@ -45,6 +45,7 @@ OPERATOR = {
     "report": "What an export says of a fleet: how long connections stay in which state.",
     "backup": "What another machine needs to take this one's place, in one file.",
     "restore": "Put what is in such a file in its place, before the daemon starts.",
+    "drain": "Leave every connection to another machine.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "completion": "Let a shell complete what is typed: commands, options, connections.",
     "doctor": "What this machine must offer, present or missing, with the fix.",

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from appliance import __version__
 from appliance.box.router import RouterError, close_routes
-from appliance.engine import Engine
+from appliance.engine import Engine, unpin
 from appliance.wire import EngineOptions, EventType
 from control.channel.operations import Operations
 from control.channel.status import Status
@@ -48,7 +48,7 @@ from control.core.states import State
 from control.daemon import quarantine
 from control.daemon.api_process import ApiProcess
 from control.daemon.document import Document
-from control.daemon.end import End, freeze_all, write_all
+from control.daemon.end import DRAIN_S, MACHINE_S, End, drain, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
@@ -97,6 +97,7 @@ class Daemon:
         self._undo = ExitStack()
         """Until the engine runs, what takes back the rest of a start that fails; what the engine pinned, it removes."""
 
+        self._drained = False
         self._dispatcher: Dispatcher
 
     def run(self) -> int:
@@ -124,13 +125,27 @@ class Daemon:
                 asyncio.run(hostnames.ask())
             engine = self._engine_type(engine_options(config, max_awake, store.next_id()))
             try:
-                return self._run_engine(engine, store, services, listeners, waiting, hostnames, max_awake)
+                status = self._run_engine(engine, store, services, listeners, waiting, hostnames, max_awake)
             finally:
                 engine.close()
+            return self._unpinned() if self._end.drains and not status else status
         finally:
             self._undo.close()
             listeners.close()
             lock.release()
+
+    def _unpinned(self) -> int:
+        """The exit status of one that was drained."""
+        if not self._drained:
+            log.error("not drained: what has no row is asleep in this machine's tables; start the daemon again")
+            return 1
+        unpin(self._config.pin_dir)
+        if self._config.router.lan or self._config.attach.local_connect:
+            close_routes()
+        log.info(
+            "drained: every connection has a row, and this machine answers for none; it sends no resets for an hour"
+        )
+        return 0
 
     def _open_store(self) -> Store:
         history = self._config.history
@@ -271,10 +286,14 @@ class Daemon:
 
     def _leave_awake(self, engine: Engine, services: Services, store: Store, manager: Manager) -> int:
         """What is awake is handed over to the next daemon, how many; or frozen, where there is none to come."""
+        if self._end.drains or manager.machine_stops():
+            quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
+            engine.stop_listening()
+            within_s = DRAIN_S if self._end.drains else MACHINE_S
+            self._drained = not drain(engine, store, self._dispatcher, self._end, within_s)
+            return 0
         if not manager.restarts():
             freeze_all(engine, self._dispatcher, self._end)
-            if manager.machine_stops():
-                write_all(engine, store, self._dispatcher, self._end)
             return 0
         by_daemon = {number for number, service in services.by_number.items() if service.kind != "server"}
         freeze_all(engine, self._dispatcher, self._end, by_daemon)

@@ -21,10 +21,16 @@ log = logging.getLogger("roost.daemon")
 FREEZE_S: Final = 8.0
 """How long SIGTERM waits for connections with bytes in flight to become quiet enough to be frozen."""
 
-WRITE_S: Final = 40.0
+MACHINE_S: Final = 60.0
 """How long the end of a machine waits for rows; the service manager kills what takes 90 s (roost.service)."""
 
-STILL_S: Final = 2.0
+DRAIN_S: Final = 600.0
+"""How long all of it may take where another machine is to take over."""
+
+FREEZES: Final = 3
+"""This part of it at most is for what is awake to be frozen."""
+
+STILL_S: Final = 10.0
 """Without a new row for so long, there is none to come."""
 
 PAGE: Final = 20_000
@@ -37,6 +43,8 @@ class End:
 
     def __init__(self) -> None:
         self.reason = ""
+        self.drains = False
+        """All that this machine has is to be in the database, for another one to take over."""
         self._has_come = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -55,6 +63,11 @@ class End:
         """End in good order."""
         self._has_come.set()
 
+    def drain(self) -> None:
+        """End so that another machine can take over."""
+        self.drains = True
+        self.come()
+
     @property
     def has_come(self) -> bool:
         """From any thread."""
@@ -65,15 +78,16 @@ class End:
         await self._has_come.wait()
 
 
-def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: Collection[int] | None = None) -> None:
-    """Take every awake connection out of the kernel, as far as FREEZE_S allows; close the others. services: of these
+def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: Collection[int] | None = None,
+               within_s: float = FREEZE_S) -> None:  # fmt: skip
+    """Take every awake connection out of the kernel, as far as the time allows; close the others. services: of these
     alone."""
 
     def meant() -> list[int]:
         awake = engine.list(Sought(states=tuple(AWAKE)))
         return [event.id for event in awake if services is None or event.service in services]
 
-    deadline = time.monotonic() + FREEZE_S
+    deadline = time.monotonic() + within_s
     left = 0
     while True:
         awake = meant()
@@ -97,8 +111,8 @@ def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: C
             time.sleep(0.05)
 
 
-def write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End) -> None:
-    """The machine goes down, and the tables with it: what is in IDLE gets a row."""
+def _write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float) -> None:
+    """What is in IDLE gets a row."""
 
     def without_row() -> int:  # those that never spoke are the engine's to count
         return dispatcher.states[State.IDLE] + engine.stats()["born"]
@@ -106,7 +120,7 @@ def write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End
     first = left = without_row()
     asked = 0
     now = moved = time.monotonic()
-    deadline = now + WRITE_S
+    deadline = now + within_s
     while left and now < min(deadline, moved + STILL_S) and not end.reason and not store.status.error:
         waited_for = max(asked - (first - left), 0)
         if waited_for <= PAGE // 2:  # the store's queue takes a page, and would refuse all at once
@@ -117,5 +131,17 @@ def write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End
         if left < before:
             moved = now
     if left > 0:
-        log.warning("%d connections in IDLE end with this machine without a row: the database takes none, or not so "
-                    "many in this time", left)  # fmt: skip
+        log.warning("%d connections in IDLE have no row: the database takes none, or not so many in %d s", left,
+                    within_s)  # fmt: skip
+
+
+def drain(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float) -> int:
+    """The tables are about to be gone: all that there is gets a row, what wakes meanwhile as well. How many have
+    none."""
+    deadline = time.monotonic() + within_s
+    left = 1
+    while left and time.monotonic() < deadline and not end.reason and not store.status.error:
+        freeze_all(engine, dispatcher, end, within_s=(deadline - time.monotonic()) / FREEZES)
+        _write_all(engine, store, dispatcher, end, deadline - time.monotonic())
+        left = sum(dispatcher.states[state] for state in (*AWAKE, State.IDLE)) + engine.stats()["born"]
+    return left

@@ -2,6 +2,7 @@
 """The event loop of a daemon that runs: attach, the local API, the links of agents and held clients, checks, signals.
 
 SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
+SIGUSR1           the same, and write all to the database: for another machine (`roost drain`)
 SIGHUP            read the configuration again, take over the policy and the servers
 """
 
@@ -89,6 +90,7 @@ class Serving:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_terminate, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR1, self._on_drain)
         if self._end.reason:
             return
         self._watch()
@@ -156,6 +158,11 @@ class Serving:
         for again in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(again)
             signal.signal(again, signal.SIG_DFL)
+
+    def _on_drain(self) -> None:
+        log.info("SIGUSR1: every connection gets its row, for another machine to take over")
+        self._manager.stopping()
+        self._end.drain()
 
     def _reload(self) -> None:
         self._manager.reloading()

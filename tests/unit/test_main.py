@@ -153,7 +153,19 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    others = {"api", "attach", "backup", "check-config", "completion", "doctor", "export", "report", "top", "trace"}
+    others = {
+        "api",
+        "attach",
+        "backup",
+        "check-config",
+        "completion",
+        "doctor",
+        "drain",
+        "export",
+        "report",
+        "top",
+        "trace",
+    }
     assert set(READ_ONLY) | others | OF_THE_ENGINE == set(main.OPERATOR)
 
 

@@ -86,3 +86,32 @@ def test_a_manager_that_is_gone_is_told_of_in_the_log(tmp_path: Path, caplog: py
     assert not caplog.records
     Manager(int, {"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready("well")
     assert [f"{tmp_path}/gone: No such file or directory" in one.message for one in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(("jobs", "restarts"), [
+    ("7 roost.service restart running", True),
+    ("7 roost.service stop running", False),
+    ("7 roost-api.service restart running\n8 roost.service stop waiting", False),
+    ("8 roost-api.service stop waiting\n7 roost.service restart running", True),
+    ("No jobs running.", False),
+])  # fmt: skip
+def test_the_manager_says_whether_another_daemon_follows(
+    jobs: str, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\n[ $1 = list-jobs ] && echo '{jobs}'\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    environment = {"NOTIFY_SOCKET": "@nowhere", "ROOST_UNIT": "roost.service"}
+    assert Manager(int, environment).restarts() is restarts
+    assert environment == {}
+    assert not Manager(int, {"NOTIFY_SOCKET": "@nowhere"}).restarts(), "it is not known which unit it is"
+    assert not Manager(int, {"ROOST_UNIT": "roost.service"}).restarts()
+
+
+def test_a_manager_that_cannot_be_asked_is_taken_for_one_that_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not Manager(int, {"NOTIFY_SOCKET": "@nowhere", "ROOST_UNIT": "roost.service"}).restarts()
+    assert "systemctl list-jobs" in caplog.text

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost drain`: another machine has every connection, and none hears of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+
+import pytest
+
+from appliance.lab import DaemonHandle, Lab, wait_until
+from tests.databases import Cluster, Postgres, Sqlite
+
+CLIENTS, PORT = 20, 8000
+QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
+PROBED = {"keepidle_s": 1, "keepintvl_s": 1, "keepcnt": 100}
+SERVICES = {"sleep": {}, "idle": {"idle_quiet": "1h"}, "awake": {"active_quiet": "never"}}
+
+
+def drained(lab: Lab, daemon: DaemonHandle) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "control.cli.main", "drain", "--yes", "--json", "--socket",
+               str(daemon.control_socket)]  # fmt: skip
+    with lab.enter("box"):
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_another_machine_has_all_of_them(kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The other machine is another instance here, with tables of its own."""
+    with ExitStack() as stack:
+        if kind == "postgresql":
+            cluster = Cluster()
+            stack.callback(cluster.close)
+        database = Postgres(cluster) if kind == "postgresql" else Sqlite(tmp_path_factory.mktemp("database"))
+        lab = stack.enter_context(Lab(clients=CLIENTS * 4))
+        lab.server(PORT)
+        config = lab.config(PORT, policy=QUIET)
+        template = config["service"][0]
+        config["service"] = [
+            {**template, "name": name, "listen": template["listen"].replace(f":{PORT}", f":{PORT + at}"), **values}
+            for at, (name, values) in enumerate((SERVICES | {"born": {"born": "always", "idle_quiet": "1h"}}).items())
+        ]
+        config |= {"paths": {"database": database.url}}
+        first = lab.daemon(config)
+        groups = [lab.swarm() for _ in SERVICES]
+        for at, clients in enumerate(groups):
+            target = lab.address("box", "wan0"), PORT + at
+            assert clients.connect(CLIENTS, target, **PROBED).connected == CLIENTS
+        with lab.enter("wan"):
+            born = [stack.enter_context(socket.create_connection((lab.address("box", "wan0"), PORT + 3), 5))
+                    for _ in range(CLIENTS)]  # fmt: skip
+        there = {"ACTIVE": CLIENTS, "STANDBY": 0, "IDLE": 2 * CLIENTS, "SLEEP": CLIENTS}
+        wait_until(lambda: first.status()["connections"] == there, 20, "all are where they go")
+        told = drained(lab, first)
+        assert told.returncode == 0, told.stderr + first.log_tail()
+        assert json.loads(told.stdout) == {"drained": 4 * CLIENTS, "connections": there}
+        assert first.process.wait(5) == 0
+        assert not first.pin_dir.exists()
+
+        second = lab.daemon(config, start=False)
+        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        wait_until(lambda: second.status()["connections"]["SLEEP"] == 4 * CLIENTS, 20, "all are there")
+        for clients in groups:
+            said = clients.say(CLIENTS, timeout_s=20)
+            assert (said.answered, said.failed, clients.stats().dead) == (CLIENTS, {}, {})
+        for number, client in enumerate(born):
+            client.sendall(f"HELLO c{number:06d}\n".encode())
+            assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
+        second.terminate()
+        stack.callback(database.close)
+
+
+def test_what_cannot_be_written_stays_asleep_here() -> None:
+    with Lab(clients=CLIENTS) as lab, closing(Cluster()) as cluster:
+        lab.server(PORT)
+        database = Postgres(cluster)
+        config = lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}) | {"paths": {"database": database.url}}
+        daemon = lab.daemon(config)
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        wait_until(lambda: daemon.status()["connections"]["IDLE"] == CLIENTS, 20, "all are idle")
+        database.take_away()
+        told = drained(lab, daemon)
+        assert told.returncode == 1
+        assert "not every connection has a row" in told.stderr
+        assert "not drained" in daemon.log_tail()
+        database.give_back()
+        daemon.start()
+        assert clients.say(CLIENTS).answered == CLIENTS
+        daemon.terminate()
