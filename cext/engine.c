@@ -340,6 +340,12 @@ int roost_start(roost_engine *e, struct roost_reason *why) {
     return 0;
 }
 
+void roost_wake_none(roost_engine *e) {
+    roost_lock(e);
+    e->wakes_none = true;
+    roost_unlock(e);
+}
+
 static void kick(struct roost_engine *e) {
     uint64_t one = 1;
     if (write(e->wake_fd, &one, sizeof(one)) < 0)

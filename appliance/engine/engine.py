@@ -211,6 +211,10 @@ class Engine:
         """Takes no new clients from now on."""
         lib.roost_stop_listening(self._raw)
 
+    def wake_none(self) -> None:
+        """What sleeps stays asleep from now on, whatever it says: that is said again to the next daemon."""
+        lib.roost_wake_none(self._raw)
+
     def submit(self, commands: Sequence[Command]) -> None:
         """Puts a batch of commands in; they are carried out in order. The answers are events."""
         if not commands:

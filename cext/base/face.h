@@ -63,6 +63,9 @@ int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_serv
 /* Fills status; how many it filled, at most max (ROOST_PLACES: all). -ENOENT: no such service. */
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
+/* What sleeps stays asleep from now on: its packets are dropped, and their senders say them again. For the end of a daemon: a
+ * client that wakes then could not be frozen in time. */
+void roost_wake_none(roost_engine *e);
 /* Local ports of links to the servers of persistent services, which the kernel must not give away (before roost_start;
  * 10240 to 32767 otherwise, below what it gives by itself). */
 int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);

@@ -289,10 +289,12 @@ class Daemon:
         if self._end.drains or manager.machine_stops():
             quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
             engine.stop_listening()
+            engine.wake_none()
             within_s = DRAIN_S if self._end.drains else MACHINE_S
             self._drained = not drain(engine, store, self._dispatcher, self._end, within_s)
             return 0
         if not manager.restarts():
+            engine.wake_none()
             freeze_all(engine, self._dispatcher, self._end)
             return 0
         by_daemon = {number for number, service in services.by_number.items() if service.kind != "server"}

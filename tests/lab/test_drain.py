@@ -7,11 +7,14 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
+from tests.bench.upgrade import Speaking
 from tests.databases import Cluster, Postgres, Sqlite
 
 CLIENTS, PORT = 20, 8000
@@ -71,6 +74,28 @@ def test_another_machine_has_all_of_them(kind: str, tmp_path_factory: pytest.Tem
             assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
         second.terminate()
         stack.callback(database.close)
+
+
+def test_those_that_speak_all_the_time_are_not_lost(tmp_path: Path) -> None:
+    """What sleeps is not woken any more: there would be no end to it. It says it again, to the other machine."""
+    with Lab(clients=200) as lab:
+        lab.server(PORT)
+        config = lab.config(PORT, policy=QUIET) | {"paths": {"database": str(tmp_path / "roost.db")}}
+        first = lab.daemon(config)
+        clients = lab.swarm()
+        assert clients.connect(200, (lab.address("box", "wan0"), PORT)).connected == 200
+        wait_until(lambda: first.status()["connections"]["SLEEP"] == 200, 20, "all sleep")
+        speaking = Speaking(clients, 200, concurrency=4, apart_ms=5, timeout_s=60)
+        speaking.start()
+        time.sleep(1)
+        told = drained(lab, first)
+        assert told.returncode == 0, told.stderr + first.log_tail()
+        assert "could not be frozen" not in first.log_tail()
+        second = lab.daemon(config, start=False)
+        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        speaking.end()
+        assert (speaking.failed, clients.stats().dead) == (0, {})
+        assert clients.say(200, timeout_s=20).answered == 200
 
 
 def test_what_cannot_be_written_stays_asleep_here() -> None:

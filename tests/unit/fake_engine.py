@@ -224,6 +224,9 @@ class FakeEngine:
                 self._ready.wait(timeout_ms / 1000)
             return [self.pending.popleft() for _ in range(min(max_events, len(self.pending)))]
 
+    def wake_none(self) -> None:
+        """It wakes none by itself."""
+
     def stop_listening(self) -> None:
         """It has no listeners."""
 
