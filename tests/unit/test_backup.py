@@ -488,7 +488,8 @@ def test_a_bomb_is_not_unpacked() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 2000, gzip.compress(b""), gzip.compress(b"x" * 2000),
-                                     gzip.compress(bytes(10_240)), b"\x1f\x8b\x08\0" + b"x" * 100])  # fmt: skip
+                                     gzip.compress(bytes(10_240)), b"\x1f\x8b\x08\0" + b"x" * 100],
+                         ids=["nothing", "text", "nothing packed", "text packed", "zeros packed", "torn"])  # fmt: skip
 def test_what_is_no_archive_is_told(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "evil").write_bytes(content)
     said = refused(roost("restore", tmp_path / "evil", "--database", tmp_path / "x.db"))
