@@ -288,7 +288,7 @@ struct roost_engine {
     pthread_t thread;
     struct roost_fair_lock lock;
     bool started, stopping;
-    bool wakes_none; /* the daemon ends */
+    bool wakes_none, bears_none; /* the daemon ends */
     int epoll_fd, wake_fd;
     struct roost_mailbox box;
     struct roost_datapath path;

@@ -112,7 +112,7 @@ static bool has_room(struct roost_engine *e) {
 
 void roost_births_turn(struct roost_engine *e) {
     struct roost_births_gate *gate = e->path.births_gate;
-    if (!gate->services || e->now_ms < e->births_ms)
+    if (!gate->services || e->bears_none || e->now_ms < e->births_ms)
         return;
     e->births_ms = e->now_ms + OPEN_S * 1000 / 4;
     gate->open_until_s = has_room(e) ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;

@@ -279,6 +279,7 @@ void roost_stop_listening(roost_engine *e) {
         e->door[i] = -1;
     }
     e->accept_resume_ms = 0;
+    e->bears_none = true;
     roost_births_close(e);
     roost_unlock(e);
 }

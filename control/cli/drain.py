@@ -56,7 +56,7 @@ def command(daemon: Client, yes: bool, timeout_s: int, as_json: bool) -> None:
         time.sleep(LOOK_S)
     if (pins / "tables4").exists():
         raise click.ClickException(f"not every connection has a row; they are asleep in {pins}. Its log says why; "
-                                   "start the daemon again")  # fmt: skip
+                                   "begin the daemon again, unless its service manager does")  # fmt: skip
     if as_json:
         click.echo(json.dumps({"drained": total, "connections": there}))
     else:

@@ -48,10 +48,12 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
     if not check and not quarantine:
         from control.daemon.handover import HandOver  # before all else: clients of the daemon before wait for it
 
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         handover = HandOver()
         if handover.kept:  # else the end, before the daemon hears signals itself, would be that of all who wait for it
             signal.signal(signal.SIGTERM, _end)
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             sys.exit(_run(config_path, take_over, api_apart, verbose, handover))
         finally:
             handover.leave()

@@ -81,6 +81,10 @@ SWITCH_INTERVAL_S: Final = 0.0002
 long for the store's writer; this keeps the whole within the 10 ms that a wake-up may take."""
 
 
+RECONCILED_S: Final = 12.0
+"""So long it may be busy with a page of rows, and wait before it reads again."""
+
+
 class Daemon:
     """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
 
@@ -213,7 +217,7 @@ class Daemon:
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
         grouping_thread = _thread("groups", grouping.run)
-        _thread("reconcile", reconciler.run)
+        reconciling = _thread("reconcile", reconciler.run)
         facts: dict[str, Any] = {
             "instance": config.instance,
             "version": __version__,
@@ -270,6 +274,7 @@ class Daemon:
             jobs.stop()
             for thread in working:
                 thread.join(2)
+            reconciling.join(RECONCILED_S)  # what it has begun to put back is in the table before the engine ends
             handed_over = 0 if self._end.reason else self._leave_awake(engine, services, store, manager)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
             engine.stop()

@@ -27,8 +27,8 @@ MACHINE_S: Final = 60.0
 DRAIN_S: Final = 600.0
 """How long all of it may take where another machine is to take over."""
 
-FREEZES: Final = 3
-"""This part of it at most is for what is awake to be frozen."""
+FROZEN_S: Final = 20.0
+"""So long of it is for what is awake to be frozen, at a time."""
 
 STILL_S: Final = 10.0
 """Without a new row for so long, there is none to come."""
@@ -141,7 +141,7 @@ def drain(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, wi
     deadline = time.monotonic() + within_s
     left = 1
     while left and time.monotonic() < deadline and not end.reason and not store.status.error:
-        freeze_all(engine, dispatcher, end, within_s=(deadline - time.monotonic()) / FREEZES)
+        freeze_all(engine, dispatcher, end, within_s=min(FROZEN_S, deadline - time.monotonic()))
         _write_all(engine, store, dispatcher, end, deadline - time.monotonic())
         left = sum(dispatcher.states[state] for state in (*AWAKE, State.IDLE)) + engine.stats()["born"]
     return left

@@ -52,8 +52,14 @@ class HandOver:
             _start(self._begun())
 
     def _take_up(self, fd: int) -> None:
-        bridge = self._begun()
-        if refused := bridge.receive(fd):
+        from appliance.engine.library import EngineError
+
+        bridge, refused = self._begun(), 0
+        try:
+            refused = bridge.receive(fd)
+        except EngineError as error:
+            log.error("not all awake connections of the daemon before are there: %s", error)
+        if refused:
             log.error("%d awake connections were handed over by another version in a way that this one does not know; "
                       "they end", refused)  # fmt: skip
 

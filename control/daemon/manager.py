@@ -46,9 +46,10 @@ class Manager:
         """It is to be told `ready` afterwards."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self) -> None:
-        """It ends in good order."""
-        self._tell("STOPPING=1", "STATUS=freezing what can be frozen")
+    def stopping(self, within_s: float = 0) -> None:
+        """It ends in good order. within_s: and may take longer than its unit says."""
+        longer = [f"EXTEND_TIMEOUT_USEC={round(within_s * 1e6)}"] if within_s else []
+        self._tell("STOPPING=1", "STATUS=freezing what can be frozen", *longer)
 
     def machine_stops(self) -> bool:
         """Whether the whole machine goes down, and not this service alone."""

@@ -6,6 +6,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Sequence
+from typing import Final
+
+FDS_S: Final = 5.0
+"""How long a manager may take to listen where descriptors are lost otherwise."""
 
 log = logging.getLogger("roost.daemon")
 
@@ -17,7 +21,7 @@ def notify(path: str, *lines: str, fds: Sequence[int] = ()) -> None:
     where = f"\0{path[1:]}" if path.startswith("@") else path
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
-            told.setblocking(False)  # a manager that does not listen holds up nothing
+            told.settimeout(FDS_S if fds else 0)  # a manager that does not listen holds up nothing
             told.connect(where)
             socket.send_fds(told, ["\n".join(lines).encode()], list(fds))
     except OSError as error:

@@ -12,6 +12,8 @@ from errno import ENOSPC, EOPNOTSUPP
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from appliance.engine import Engine
 from appliance.wire import KA, KEY, Command, Key, Op
 from control.clients.grouping import Grouping
@@ -43,8 +45,8 @@ PUT_BACK_S: Final = 5.0
 PAGE: Final = 1000
 """Rows that are written anew at a time."""
 
-NO_ROOM_S: Final = 10.0
-"""So long a table may take to grow."""
+NO_ROOM_S: Final = 60.0
+"""So long a table may take to grow; where there was no memory, it is tried again after 30 s."""
 
 AFTER_MS: Final = 300_000
 """So long the data path may have answered for a daemon that is not known to have run any more."""
@@ -91,6 +93,7 @@ class Reconciler:
         self._found = found
         self._span = span
         self._filled = filled
+        self._is_full = False
 
     def run(self) -> None:
         """All of it."""
@@ -100,7 +103,7 @@ class Reconciler:
             if last and (missing := catch_up(self._store, self._found, first, last)):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if self._found.other_boot or self._later():
-                log.info("put back %d sleeping connections", self._put_back())
+                log.info("put back %d sleeping connections", self._put_back_all())
             if not self._end.has_come:
                 self._filled()
             self._engine.unreserve_link_ports()
@@ -144,14 +147,25 @@ class Reconciler:
         if found.without_slot:
             log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
 
+    def _put_back_all(self) -> int:
+        """What is in the table already is left alone when it begins anew."""
+        while not self._end.has_come:
+            try:
+                return self._put_back()
+            except (StoreError, SQLAlchemyError) as error:
+                log.error("rows from before the reboot cannot be read now, and are put back later: %s", error)
+                time.sleep(READ_AGAIN_S)
+        return 0
+
     def _put_back(self) -> int:
         """Rows stay as they are but for a few; that their times are of another clock, their clock says in the end."""
         boot, offset, alive = boot_id(), wall_offset_ms(), self._store.alive_ms()
         now_ms = time.monotonic_ns() // 1_000_000
-        shifts = {}
-        for clock, (of_boot, its_offset) in self._store.other_clocks().items():
-            by_wall_ms = its_offset - offset
-            shifts[clock] = by_wall_ms, timestamps_ahead_ms(by_wall_ms, alive.get(of_boot), now_ms)
+        others = self._store.other_clocks()
+        shifts = {}  # since they were put back last
+        for clock, row in others.items():
+            by_wall_ms = row.wall_offset_ms - offset
+            shifts[clock] = by_wall_ms, timestamps_ahead_ms(by_wall_ms, alive.get(row.boot_id), now_ms)
         one_by_one = bool(self._store.rows_by_key(limit=1))
         put = 0
         for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):
@@ -165,9 +179,11 @@ class Reconciler:
                     continue
                 page = _Page(keys[first * KEY.size : at * KEY.size], kas[first * KA.size : at * KA.size],
                              numbers[first:at])  # fmt: skip
-                refused, others = self._put_back_page(page, *shifts[clock])
+                ms, timestamps_ms = shifts[clock]
+                refused, single = self._put_back_page(page, others[clock].shift_ms + ms,
+                                                      others[clock].timestamps_ms + timestamps_ms)  # fmt: skip
                 self._close_refused(refused)
-                put += at - first - len(refused) - len(others) + self._put_back_each(others, boot, shifts)
+                put += at - first - len(refused) - len(single) + self._put_back_each(single, boot, shifts)
             if self._end.has_come:
                 return put
         self._store.put_back(shifts)
@@ -176,25 +192,26 @@ class Reconciler:
     def _put_back_page(self, page: _Page, ms: int, timestamps_ms: int) -> tuple[dict[int, int], array[int]]:
         """By one call of the engine's, in which no row is looked at here. The errno of each that is refused, by its
         number; and those that are to be put back one by one."""
-        refused, others = dict[int, int](), array("Q")
-        deadline = time.monotonic() + NO_ROOM_S
+        refused, single = dict[int, int](), array("Q")
+        deadline = time.monotonic() + (0 if self._is_full else NO_ROOM_S)
         while page.numbers:
             done, errors = self._engine.put_back(page.keys, page.kas, page.numbers, ms, timestamps_ms)
             if any(errors):
                 for number, error in zip(page.numbers, errors, strict=False):
                     if error == EOPNOTSUPP:
-                        others.append(number)
+                        single.append(number)
                     elif error:
                         refused[number] = error
             page = _Page(page.keys[done * KEY.size :], page.kas[done * KA.size :], page.numbers[done:])
             if done:
                 deadline = time.monotonic() + NO_ROOM_S
             elif time.monotonic() > deadline or self._end.has_come:
+                self._is_full = True
                 refused.update(dict.fromkeys(page.numbers, ENOSPC))
                 break
             else:
                 time.sleep(0.01)  # the table grows
-        return ({}, others) if self._end.has_come else (refused, others)
+        return ({}, single) if self._end.has_come else (refused, single)
 
     def _close_refused(self, refused: Mapping[int, int]) -> None:
         """The client has connected again from the same port, so that the old connection is gone; or the table is full,
@@ -202,10 +219,14 @@ class Reconciler:
         if not refused:
             return
         closed, deletes = [], []
-        for row in self._store.rows_numbered(list(refused)):
+        if lacking := sum(error == ENOSPC for error in refused.values()):
+            log.error("%d connections are not put back, and closed: the table is full; give more room in [table]",
+                      lacking)  # fmt: skip
+        for row in self._store.rows_numbered([number for number in refused if number not in self._found.awake]):
             key = Key.unpack(row.key)
-            log.warning("%s: not put back: %s", key.client_text, os.strerror(refused[row.id]),
-                        extra=about(connection=row.id, client=key))  # fmt: skip
+            if refused[row.id] != ENOSPC:
+                log.warning("%s: not put back: %s", key.client_text, os.strerror(refused[row.id]),
+                            extra=about(connection=row.id, client=key))  # fmt: skip
             closed.append(history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED))
             deletes.append((row.key, row.id))
         self._store.add(closed, deletes=deletes)
@@ -221,8 +242,9 @@ class Reconciler:
             put += len(records)
             last = records[-1] if records else last
             deadline = time.monotonic() + PUT_BACK_S
-            while self._dispatcher.sleepers.inserting and not self._end.has_come:
-                time.sleep(0.01)  # one page at a time: a million records must not stand in memory
+            # One page at a time: a million records must not stand in memory. What is being written is put back, too.
+            while self._dispatcher.sleepers.inserting and not (self._end.has_come and time.monotonic() > deadline):
+                time.sleep(0.01)
         while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
             time.sleep(0.01)  # the engine has the commands, and carries them out in order
         return put

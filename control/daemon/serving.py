@@ -26,7 +26,7 @@ from control.channel.operations import Operations
 from control.clients.rules import Rules
 from control.config import Attach, Config, Service
 from control.core.ports import TransitionsPort
-from control.daemon.end import End
+from control.daemon.end import DRAIN_S, End
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
 from control.daemon.listeners import Listeners, bind_attach
@@ -37,6 +37,9 @@ from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 
 log = logging.getLogger("roost.daemon")
+
+SPARE_S: Final = 60.0
+"""Of the time that the manager is told a drain may take."""
 
 GIVE_BACK_S: Final = 60.0
 """How often memory that was freed is given back."""
@@ -161,7 +164,7 @@ class Serving:
 
     def _on_drain(self) -> None:
         log.info("SIGUSR1: every connection gets its row, for another machine to take over")
-        self._manager.stopping()
+        self._manager.stopping(DRAIN_S + SPARE_S)
         self._end.drain()
 
     def _reload(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -126,10 +126,9 @@ def adopt_tables(connection: Connection, tables: int, boot: str) -> int:
     return count
 
 
-def other_clocks(connection: Connection, boot: str) -> dict[int, tuple[str, int]]:
-    """(name of the boot, wall_offset_ms) of each clock of another boot."""
-    found = connection.execute(sa.select(clocks).where(clocks.c.boot_id != boot))
-    return {row.clock: (row.boot_id, row.wall_offset_ms) for row in found}
+def other_clocks(connection: Connection, boot: str) -> dict[int, sa.Row[Any]]:
+    """The rows of `clocks` of other boots, by their number."""
+    return {row.clock: row for row in connection.execute(sa.select(clocks).where(clocks.c.boot_id != boot))}
 
 
 def put_back(connection: Connection, boot: str, shifts: Mapping[int, tuple[int, int]]) -> None:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -345,7 +345,7 @@ class Store(Latest):
         with self._changing() as connection:
             return starting.alive_ms(connection)
 
-    def other_clocks(self) -> dict[int, tuple[str, int]]:
+    def other_clocks(self) -> dict[int, sa.Row[Any]]:
         """starting.other_clocks. Raises StoreError."""
         with self._changing() as connection:
             return starting.other_clocks(connection, self._boot_id)

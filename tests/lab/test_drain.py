@@ -7,8 +7,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,50 @@ def test_those_that_speak_all_the_time_are_not_lost(tmp_path: Path) -> None:
         speaking.end()
         assert (speaking.failed, clients.stats().dead) == (0, {})
         assert clients.say(200, timeout_s=20).answered == 200
+
+
+class Connecting(threading.Thread):
+    """Clients connect one after the other and say nothing, until it is ended; those that could."""
+
+    def __init__(self, lab: Lab, at: tuple[str, int]) -> None:
+        super().__init__()
+        self._lab, self._at = lab, at
+        self._ending = threading.Event()
+        self.connected: list[socket.socket] = []
+
+    def run(self) -> None:
+        with self._lab.enter("wan"):
+            while not self._ending.is_set():
+                with suppress(OSError):
+                    self.connected.append(socket.create_connection(self._at, 0.5))
+                time.sleep(0.005)
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join()
+
+
+def test_those_that_are_born_asleep_meanwhile_are_not_lost(tmp_path: Path) -> None:
+    """Whose handshake was answered has a row; the others find no listener, and hear of it from the other machine."""
+    with Lab(clients=1) as lab, ExitStack() as stack:
+        lab.server(PORT)
+        config = lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}, service={"born": "always"})
+        config |= {"paths": {"database": str(tmp_path / "roost.db")}}
+        first = lab.daemon(config)
+        connecting = Connecting(lab, (lab.address("box", "wan0"), PORT))
+        connecting.start()
+        time.sleep(1)
+        told = drained(lab, first)
+        second = lab.daemon(config, start=False)
+        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        connecting.end()
+        assert told.returncode == 0, told.stderr + first.log_tail()
+        assert len(connecting.connected) > 20
+        for number, client in enumerate(connecting.connected):
+            stack.enter_context(client)
+            client.settimeout(20)
+            client.sendall(f"HELLO c{number:06d}\n".encode())
+            assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
 
 
 def test_what_cannot_be_written_stays_asleep_here() -> None:

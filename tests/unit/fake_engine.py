@@ -89,6 +89,8 @@ class FakeEngine:
     pending: deque[Event] = field(default_factory=deque)
     started: bool = False
     closed: bool = False
+    shifted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Those that were put back: by how much."""
     services: list[ServiceSpec] = field(default_factory=list)
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
@@ -147,6 +149,7 @@ class FakeEngine:
                 errors[at] = 0 if self.connections[k].id == number else EEXIST
             else:
                 self.add(k, number, State.SLEEP)
+                self.shifted[number] = ms, timestamps_ms
         return len(numbers), bytes(errors)
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:

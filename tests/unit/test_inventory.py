@@ -309,6 +309,7 @@ def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are
             assert row is not None
             assert (row.ka, row.rest, row.clock, row.slept_at) == (old.ka, old.rest, old.clock, old.slept_at)
             assert row.shift_ms == pytest.approx(-60_000 * boots, abs=5_000)
+            assert rig.engine.shifted[number] == (row.shift_ms, row.timestamps_ms), "the slot is on the row's clock"
             ka, _ = rig.store.read({row.key: record_of(row).reference})[row.key]
             assert ka == record_of(row).ka != old.ka
     assert {c.id for c in rig.engine.connections.values()} == {11, 12, 99}

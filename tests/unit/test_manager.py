@@ -41,7 +41,9 @@ def test_what_the_daemon_does_is_told(told: tuple[socket.socket, str]) -> None:
     manager.reloading()
     assert [line.partition("=")[0] for line in heard(listening)] == ["RELOADING", "MONOTONIC_USEC"]
     manager.stopping()
-    assert heard(listening)[0] == "STOPPING=1"
+    assert [line.partition("=")[0] for line in heard(listening)] == ["STOPPING", "STATUS"]
+    manager.stopping(600)
+    assert heard(listening)[-1] == "EXTEND_TIMEOUT_USEC=600000000", "else it is killed after TimeoutStopSec"
     asyncio.run(manager.run())  # ends at once: no sign of life is waited for
 
 
