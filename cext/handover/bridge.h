@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What is handed over, in the process that has it: the daemon that ends, and the one that begins. A thread moves bytes between
- * the legs of linked connections until an engine takes them: so nobody waits while the one writes its last rows, and the other
+ * the legs of linked connections until an engine takes them: so no byte waits while the one writes its last rows, and the other
  * loads, and compares rows and table.
  *
  * It moves bytes, and passes on a client's FIN. All else waits for the engine: what a server's end means, what is asked for in

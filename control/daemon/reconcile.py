@@ -208,6 +208,8 @@ class Reconciler:
             elif time.monotonic() > deadline or self._end.has_come:
                 self._is_full = True
                 refused.update(dict.fromkeys(page.numbers, ENOSPC))
+                log.error("%d connections are not put back, and closed: the table is full; give more room in [table]",
+                          len(page.numbers))  # fmt: skip
                 break
             else:
                 time.sleep(0.01)  # the table grows
@@ -219,9 +221,6 @@ class Reconciler:
         if not refused:
             return
         closed, deletes = [], []
-        if lacking := sum(error == ENOSPC for error in refused.values()):
-            log.error("%d connections are not put back, and closed: the table is full; give more room in [table]",
-                      lacking)  # fmt: skip
         for row in self._store.rows_numbered([number for number in refused if number not in self._found.awake]):
             key = Key.unpack(row.key)
             if refused[row.id] != ENOSPC:
