@@ -346,6 +346,17 @@ void roost_wake_none(roost_engine *e) {
     roost_unlock(e);
 }
 
+void roost_lease(roost_engine *e, uint64_t until_ms) {
+    __atomic_store_n(&e->lease_ms, until_ms, __ATOMIC_RELAXED);
+}
+
+void roost_next_number(roost_engine *e, uint64_t number) {
+    roost_lock(e);
+    if (e->next_id < number)
+        e->next_id = number;
+    roost_unlock(e);
+}
+
 static void kick(struct roost_engine *e) {
     uint64_t one = 1;
     if (write(e->wake_fd, &one, sizeof(one)) < 0)

@@ -411,6 +411,18 @@ class Engine:
         done = int(lib.roost_put_back(self._raw, *of, len(raw), ms, timestamps_ms, raw))
         return done, bytes(ffi.buffer(raw))[:done]
 
+    def retain(self, numbers: array[int]) -> int:
+        """Before `start`: removes the slots of all connections but these, whose numbers ascend; how many."""
+        return int(lib.roost_retain(self._raw, ffi.from_buffer("uint64_t[]", numbers), len(numbers)))
+
+    def next_number(self, number: int) -> None:
+        """Before `start`: the numbers that it gives begin here."""
+        lib.roost_next_number(self._raw, number)
+
+    def lease(self, until_ms: int) -> None:
+        """This machine has the connections until then, ms of CLOCK_BOOTTIME; afterwards it wakes and probes none."""
+        lib.roost_lease(self._raw, until_ms)
+
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
         """The connection of a client's packed address and port, whichever service it came in by; where none is known,
         every one that may be asleep without a slot (`candidate`). local: packed addresses of this machine, one after

@@ -56,18 +56,24 @@ class DaemonHandle:
     def running(self) -> bool:
         return self._process is not None and self._process.running
 
-    def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up"),
-              under: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({}),
-              pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
-        """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`. under: a
-        program that runs it, with its arguments. environment: is added to its own. pass_fds: descriptors that it has,
-        too."""
+    def begin(self, program: Sequence[str] = ("-m", "control.cli.main", "up"), under: Sequence[str] = (),
+              environment: Mapping[str, str] = MappingProxyType({}), pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
+        """As `start`, without waiting for anything."""
         if self.running:
             raise DaemonError("the daemon is running already")
         with self.log.open("ab") as log:
             self._process = self._start([*under, sys.executable, *program, "-c", str(self.config)],
                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                         pass_fds=pass_fds, env=python_environment(environment))  # fmt: skip
+
+    def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up"),
+              under: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({}),
+              pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
+        """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`. under: a
+        program that runs it, with its arguments. environment: is added to its own. pass_fds: descriptors that it has,
+        too."""
+        self.begin(program, under, environment, pass_fds)
+        assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._process.running:
@@ -128,6 +134,22 @@ class DaemonHandle:
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.get("/v1/status")
         return status
+
+    def counts(self) -> dict[str, int]:
+        """Connections by state; empty: it stands by, or does not answer."""
+        try:
+            connections: dict[str, int] = self.status()["connections"]
+        except (DaemonError, httpx.TransportError):
+            return {}
+        return connections
+
+    def standby(self) -> str:
+        """What it says while it stands by for another machine; empty: it does not, or does not answer."""
+        try:
+            answer = self.http("GET", "/v1/status")
+        except httpx.TransportError:
+            return ""
+        return str(answer.json()["error"]) if answer.status_code == 503 else ""
 
     def connections(self, **filters: Any) -> list[dict[str, Any]]:
         """GET /v1/connections, one JSON object a line, e.g. connections(state="IDLE")."""

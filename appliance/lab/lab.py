@@ -225,7 +225,21 @@ class Lab:
                 "router": {} if router is None else {"lan": ["lan0"], **router},
                 "attach": {"listen": [endpoint(self.address("box", "lan0", 4), attach_port)]}}  # fmt: skip
 
-    def daemon(self, config: dict[str, Any], start: bool = True) -> DaemonHandle:
+    def second_box(self) -> None:
+        """From now on there is a second appliance, "box2"; the addresses are the first one's."""
+        space = self._spaces["box2"] = Namespace("box2")
+        self._stack.callback(space.close)
+        topology.add_second_box(self._spaces, self.nat)
+
+    def move_addresses(self, source: str, target: str) -> None:
+        """Those of one appliance to the other; source "": no other has them any more."""
+        topology.move_addresses(self._spaces, source, target)
+
+    def cut(self, space: str) -> None:
+        """Its interfaces fall silent: what a loss of power looks like from outside."""
+        topology.cut(self._spaces[space])
+
+    def daemon(self, config: dict[str, Any], start: bool = True, space: str = "box") -> DaemonHandle:
         """Roost in the appliance, answering. Paths, instance and interfaces are unique unless `config` says which."""
         self._daemons += 1
         suffix = "" if self._daemons == 1 else f"-{self._daemons}"
@@ -243,8 +257,7 @@ class Lab:
             "paths": paths,
             "network": {"interfaces": ["wan0"], **config.get("network", {})},
         }))  # fmt: skip
-        run = partial(self.run, "box")
-        handle = DaemonHandle(run, path, paths, partial(self.enter, "box"))
+        handle = DaemonHandle(partial(self.run, space), path, paths, partial(self.enter, space))
         self._stack.callback(handle.close)
         if start:
             handle.start()
@@ -256,7 +269,7 @@ def endpoint(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str, every_s: float = 0.05) -> None:
     """Poll until the condition holds; TimeoutError with `what` if it never does."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -20,10 +20,11 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyroute2 import IPRoute
+from pyroute2 import IPRoute, NetlinkError
 
 from appliance.lab.namespaces import XDP_PASS, Namespace, load_xdp, move_thread
 
@@ -41,6 +42,14 @@ ADDRESSES: Final[dict[tuple[str, str, int], str]] = {
     ("lan", "eth0", 4): "10.3.0.2",
     ("lan", "eth0", 6): "fd00:3::2",
 }
+BOXES: Final = ("box", "box2")
+OWN: Final[dict[tuple[str, str, int], str]] = {
+    (box, ifname, family): f"{network}{number}"
+    for number, box in enumerate(BOXES, 11)
+    for (ifname, family), network in {("wan0", 4): "198.18.0.", ("wan0", 6): "fd00:18::", ("lan0", 4): "10.3.0.",
+                                      ("lan0", 6): "fd00:3::"}.items()
+}  # fmt: skip
+"""Where there are two appliances: the addresses that do not move."""
 CLIENTS: Final = {4: ipaddress.ip_network("10.64.0.0/10"), 6: ipaddress.ip_network("fd00:64::/64")}
 PUBLIC: Final = ipaddress.ip_network("198.19.0.0/16")
 
@@ -186,6 +195,82 @@ def take_ends(box: Namespace) -> list[TakenEnd]:
     return taken
 
 
+def add_second_box(spaces: dict[str, Namespace], nat: bool) -> None:
+    """A second appliance, `box2`, beside the first one: what was `outside` and the server's `eth0` is a bridge of that
+    name now. Each box has addresses of its own (OWN), and those of ADDRESSES are the first one's, until they move."""
+    second = spaces[BOXES[1]]
+    _quiet_defaults(second)
+    with second.entered(), IPRoute() as ip:
+        ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+    for ends in _LINKS:
+        if "box" not in (node for node, _ in ends):
+            continue
+        (_, near_if), (far, far_if) = sorted(ends, key=lambda end: end[0] != "box")
+        space = spaces[far]
+        with space.entered(), IPRoute() as ip:
+            old = ip.link_lookup(ifname=far_if)[0]
+            mac = ip.link("get", index=old)[0].get("address")
+            ip.flush_addr(index=old)
+            ip.link("set", index=old, state="down")
+            ip.link("set", index=old, ifname=f"{far_if}.1")
+            ip.link("add", ifname=f"{far_if}.2", kind="veth", peer={"ifname": near_if, "net_ns_fd": second.fd})
+            ip.link("add", ifname=far_if, kind="bridge", address=mac, br_mcast_snooping=0, br_forward_delay=0)
+            bridge = ip.link_lookup(ifname=far_if)[0]
+            for port in (old, ip.link_lookup(ifname=f"{far_if}.2")[0]):
+                ip.link("set", index=port, master=bridge, state="up")
+            ip.link("set", index=bridge, state="up")
+            for family in _FAMILY:
+                _give(ip, bridge, ADDRESSES[far, far_if, family])
+        for name, ifname in ((far, f"{far_if}.2"), (second.name, near_if)):
+            spaces[name].offload(ifname, tx=False, tso=False, gso=False, gro=True)
+            _hold_bursts(spaces[name], ifname)
+        _pass_program(spaces, [(far, f"{far_if}.2")])
+        for name in BOXES:
+            with spaces[name].entered(), IPRoute() as ip:
+                index = ip.link_lookup(ifname=near_if)[0]
+                ip.link("set", index=index, state="up")
+                ip.flush_addr(index=index)
+                for family in _FAMILY:
+                    _give(ip, index, OWN[name, near_if, family])
+                    ip.neigh("replace", dst=ADDRESSES[far, far_if, family], family=_FAMILY[family], lladdr=mac,
+                             ifindex=index, state="permanent")  # fmt: skip
+    _sysctls(spaces)
+    _routes(spaces, nat)
+    move_addresses(spaces, "", "box")
+
+
+def _give(ip: IPRoute, index: int, address: str, alone: bool = False) -> None:
+    """alone: without its network, whose route would go with it."""
+    version = ipaddress.ip_address(address).version
+    length = {4: 32, 6: 128} if alone else _PREFIX
+    ip.addr("replace", index=index, address=address, prefixlen=length[version], family=_FAMILY[version], flags=_NO_DAD)
+
+
+def move_addresses(spaces: dict[str, Namespace], source: str, target: str) -> None:
+    """From one box to the other, as VRRP moves them; the neighbours know at once."""
+    for (node, ifname, family), address in ADDRESSES.items():
+        if node != "box":
+            continue
+        if source:
+            with spaces[source].entered(), IPRoute() as ip, suppress(NetlinkError):
+                ip.addr("del", index=ip.link_lookup(ifname=ifname)[0], address=address,
+                        prefixlen=32 if family == 4 else 128)  # fmt: skip
+        with spaces[target].entered(), IPRoute() as ip:
+            _give(ip, ip.link_lookup(ifname=ifname)[0], address, alone=True)
+        far = "nat" if ifname == "wan0" else "lan"
+        with spaces[far].entered(), IPRoute() as ip, suppress(NetlinkError):
+            ip.neigh("del", dst=address, family=_FAMILY[family],
+                     ifindex=ip.link_lookup(ifname="outside" if far == "nat" else "eth0")[0])  # fmt: skip
+
+
+def cut(space: Namespace) -> None:
+    """Its interfaces fall silent."""
+    with space.entered(), IPRoute() as ip:
+        for link in ip.get_links():
+            if link.get("ifname") != "lo":
+                ip.link("set", index=link["index"], state="down")
+
+
 def pass_frames_unmerged(spaces: dict[str, Namespace]) -> None:
     """Switch GRO off outside the appliance, and keep NAPI on by an XDP program that passes everything.
 
@@ -242,15 +327,17 @@ def _routes(spaces: dict[str, Namespace], nat: bool) -> None:
         add("nat", str(CLIENTS[family]), ("wan", "eth0"), family)
         add("nat", "default", ("box", "wan0"), family)
         add("lan", "default", ("box", "lan0"), family)
-    add("box", "fd00:10::/64", ("nat", "outside"), 6)
-    add("box", str(CLIENTS[6]), ("nat", "outside"), 6)
+    for box in BOXES[: 2 if BOXES[1] in spaces else 1]:
+        add(box, "fd00:10::/64", ("nat", "outside"), 6)
+        add(box, str(CLIENTS[6]), ("nat", "outside"), 6)
+        if nat:
+            add(box, str(PUBLIC), ("nat", "outside"))
+        else:
+            add(box, str(CLIENTS[4]), ("nat", "outside"))
+            add(box, "10.10.0.0/24", ("nat", "outside"))
     if nat:
-        add("box", str(PUBLIC), ("nat", "outside"))
         # What no translation claims ends here, as it would at a carrier's NAT, and does not come back to the box.
         add("nat", str(PUBLIC), None, type="blackhole")
-    else:
-        add("box", str(CLIENTS[4]), ("nat", "outside"))
-        add("box", "10.10.0.0/24", ("nat", "outside"))
 
 
 def _sysctls(spaces: dict[str, Namespace]) -> None:
@@ -264,7 +351,7 @@ def _sysctls(spaces: dict[str, Namespace]) -> None:
         space.sysctl("net.ipv4.icmp_ratelimit", 0)
     # bind() to an address of the clients' range: a `local` route is enough for IPv4, but not for IPv6.
     spaces["wan"].sysctl("net.ipv6.ip_nonlocal_bind", 1)
-    for router in ("nat", "box"):
+    for router in {"nat", *BOXES} & spaces.keys():
         spaces[router].sysctl("net.ipv4.ip_forward", 1)
         spaces[router].sysctl("net.ipv6.conf.all.forwarding", 1)
 

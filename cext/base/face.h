@@ -105,9 +105,17 @@ void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends thos
  * bytes) and numbers of their rows. ms: how far this boot's CLOCK_MONOTONIC is ahead of the rows' (mostly behind);
  * timestamps_ms: the same of the clock of TSvals. Of how many it says something in errors: 0 it is in the table; EEXIST: another
  * connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, or one that may need no slot: ROOST_OP_INSERT puts it back. Fewer
- * than count: the table is full, or about to grow. Any thread's. */
+ * than count: the table is full, or about to grow. Any thread's. Before roost_start, in a standby's table, a row takes the place
+ * of the slot that an earlier row of its 4-tuple has. */
 uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,
                         uint32_t count, int64_t ms, int64_t timestamps_ms, uint8_t *errors);
+/* Before roost_start, in a standby's table: removes the slots of all connections but these, whose numbers ascend; how many. */
+uint32_t roost_retain(roost_engine *e, const uint64_t *ids, uint32_t count);
+/* Before roost_start: numbers that are given from now on begin here, unless they are beyond it. */
+void roost_next_number(roost_engine *e, uint64_t number);
+/* This machine has the connections until then, ms of CLOCK_BOOTTIME; 0, as in the beginning: for ever. Afterwards it wakes none
+ * and probes none: another machine may have taken them over. Any thread's. */
+void roost_lease(roost_engine *e, uint64_t until_ms);
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);
 /* The connections of these keys as they stand: how many it filled, one behind the other, and for each key whether it is

@@ -120,6 +120,12 @@ static inline uint64_t roost_room_without_pressure(const struct roost_engine *e)
     return e->max_awake - e->max_awake / 8;
 }
 
+/* Another machine may have the connections now. Of the clock that goes on while this one is suspended. */
+static inline bool roost_lease_is_over(const struct roost_engine *e) {
+    uint64_t until_ms = __atomic_load_n(&e->lease_ms, __ATOMIC_RELAXED);
+    return until_ms && roost_clock_ms(CLOCK_BOOTTIME) >= until_ms;
+}
+
 static inline bool roost_is_pair(const struct roost_ka *slot) {
     return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
 }

@@ -289,6 +289,7 @@ struct roost_engine {
     struct roost_fair_lock lock;
     bool started, stopping;
     bool wakes_none, bears_none; /* the daemon ends */
+    uint64_t lease_ms;           /* see roost_lease() */
     int epoll_fd, wake_fd;
     struct roost_mailbox box;
     struct roost_datapath path;

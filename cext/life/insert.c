@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Records of the store that go into the table: in SLEEP, or, both legs of a pair, in IDLE. */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cext/base/address.h"
@@ -64,11 +65,29 @@ static void shift(struct roost_ka *ka, const struct shift *by) {
     ka->heard = ((ka->heard >> ROOST_HEARD_SHIFT) + (uint32_t)seconds) << ROOST_HEARD_SHIFT | kept;
 }
 
+static void forget(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    roost_hosts_remove(&e->hosts, key);
+    roost_table_remove(&e->table, slot);
+}
+
+/* The connection of this number, whatever has become of it since. */
+static bool has_number(const struct roost_engine *e, const struct roost_holder *h, uint64_t id) {
+    if (h->by == ROOST_BY_CONN)
+        return h->conn->id == id || (!h->conn->id && h->conn->row == ROOST_ROW(id));
+    if (h->by != ROOST_BY_SLOT)
+        return false;
+    return h->slot->rest == ROOST_ROW(id) || (roost_table_has_rest(h->slot) && e->table.rest[h->slot->rest].id == id);
+}
+
 /* 0 or an errno. */
 static int put_back(struct roost_engine *e, const struct roost_record *record, uint64_t id) {
-    const struct roost_holder h = roost_whose(e, &record->key);
-    if (h.by == ROOST_BY_SLOT && h.slot->rest == ROOST_ROW(id))
-        return 0; /* a daemon before this one, of this boot, did not get as far as to say so */
+    struct roost_holder h = roost_whose(e, &record->key);
+    if (!e->started && h.by == ROOST_BY_SLOT) {
+        forget(e, &record->key, h.slot); /* of an earlier row */
+        h.by = ROOST_BY_NONE;
+    }
+    if (has_number(e, &h, id))
+        return 0; /* of a daemon before this one, of this boot, which did not get as far as to say so */
     if (h.by != ROOST_BY_NONE)
         return EEXIST;
     if (ROOST_FLAGS(record->ka.ctl) & ROOST_F_PAIRED || ROOST_ROW_OF(record->ka.rest) == ROOST_NO_REST)
@@ -77,7 +96,8 @@ static int put_back(struct roost_engine *e, const struct roost_record *record, u
     if (!slot)
         return ENOSPC;
     roost_hosts_add(&e->hosts, &record->key);
-    roost_tally(e, slot->class, ROOST_ST_NONE, ROOST_ST_SLEEP, ROOST_C_RESTORE, 0, 0);
+    if (e->started)
+        roost_tally(e, slot->class, ROOST_ST_NONE, ROOST_ST_SLEEP, ROOST_C_RESTORE, 0, 0);
     return 0;
 }
 
@@ -112,20 +132,57 @@ uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uin
     do {
         part = count - done < AT_ONCE ? count - done : AT_ONCE;
         roost_lock(e);
+        if (!e->started) { /* nothing else makes room */
+            e->now_ms = roost_monotonic_ms();
+            roost_growth_turn(e);
+        }
         took = roost_growth_due(e, roost_key_is_v4(&keys[done]))
                    ? 0
                    : put_back_some(e, keys + done, kas + (size_t)done * KA_OF_ROW, ids + done, part, &by, errors + done,
                                    &event.count);
         roost_unlock(e);
         done += took;
-    } while (took == part && done < count);
-    if (event.count) {
+    } while ((took == part || (!e->started && roost_growth_busy(e))) && done < count);
+    if (event.count && e->started) {
         roost_lock(e);
         roost_mailbox_post(&e->box, &event);
         roost_mailbox_flush(&e->box);
         roost_unlock(e);
     }
     return done;
+}
+
+static int ascending(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* ids: ascending. By the low bits of its number, a slot has no others. */
+static bool is_among(const uint64_t *ids, uint32_t count, uint32_t row) {
+    const uint64_t low = (1u << ROOST_ROW_BITS) - 1;
+    uint64_t first = count ? ids[0] & ~low : 1, last = count ? ids[count - 1] & ~low : 0;
+    for (uint64_t epoch = first; epoch <= last; epoch += low + 1) {
+        const uint64_t id = epoch | (row & low);
+        if (bsearch(&id, ids, count, sizeof(*ids), ascending))
+            return true;
+    }
+    return false;
+}
+
+uint32_t roost_retain(roost_engine *e, const uint64_t *ids, uint32_t count) {
+    struct roost_key key;
+    struct roost_ka *slot;
+    uint64_t p = 0;
+    uint32_t removed = 0;
+    roost_lock(e);
+    while ((slot = roost_table_walk(&e->table, &p, UINT64_MAX, &key))) {
+        if (!is_among(ids, count, slot->rest)) {
+            forget(e, &key, slot);
+            removed++;
+        }
+    }
+    roost_unlock(e);
+    return removed;
 }
 
 int roost_insert(struct roost_engine *e, const struct roost_command *command) {

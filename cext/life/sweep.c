@@ -383,6 +383,10 @@ void roost_sweep_turn(struct roost_engine *e) {
     bool under_way = e->sweep_at < e->sweep_end;
     if (!under_way && e->now_ms < e->sweep_ms)
         return;
+    if (roost_lease_is_over(e)) {
+        e->sweep_ms = e->now_ms + SLICE_MS;
+        return; /* nor are there births then: nothing opens their gate again */
+    }
     roost_sockets_turn(e); /* before the gate opens */
     roost_births_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);

@@ -62,7 +62,7 @@ static uint64_t silent_since_ms(const struct roost_engine *e, const struct roost
 struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
                                enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
-    if (e->wakes_none)
+    if (e->wakes_none || roost_lease_is_over(e))
         return NULL; /* its packet is said again, to the next daemon */
     if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
         return NULL; /* it stays asleep, and is asked again */

@@ -56,6 +56,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event, Key
@@ -341,7 +342,7 @@ def bind_unix(path: str) -> socket.socket:
     return listener
 
 
-def make_server(app: FastAPI) -> uvicorn.Server:
+def make_server(app: Starlette) -> uvicorn.Server:
     """A server to be run in the daemon's event loop: ``await server.serve(sockets=[...])``."""
     settings = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,

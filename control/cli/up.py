@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -48,15 +49,19 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
     if not check and not quarantine:
         from control.daemon.handover import HandOver  # before all else: clients of the daemon before wait for it
 
+        environment = dict(os.environ)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         handover = HandOver()
         if handover.kept:  # else the end, before the daemon hears signals itself, would be that of all who wait for it
             signal.signal(signal.SIGTERM, _end)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-            sys.exit(_run(config_path, take_over, api_apart, verbose, handover))
+            status = _run(config_path, take_over, api_apart, verbose, handover)
         finally:
             handover.leave()
+        if status < 0:  # daemon.ANEW
+            os.execve(sys.executable, [sys.executable, "-m", "control.cli.main", *sys.argv[1:]], environment)
+        sys.exit(status)
     if check:
         sys.exit(check_config(config_path, as_json))
     from control.config import load

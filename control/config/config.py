@@ -27,6 +27,7 @@ from control.config.sections import (
     Pressure,
     Router,
     Section,
+    Standby,
     Table,
     section_of,
 )
@@ -56,6 +57,7 @@ class Config(Section):
     paths: Paths = Field(default_factory=Paths)
     network: Network = Field(default_factory=Network)
     router: Router = Field(default_factory=Router)
+    standby: Standby = Field(default_factory=Standby)
     table: Table = Field(default_factory=Table)
     policy: Policy = Field(default_factory=Policy)
     pressure: Pressure = Field(default_factory=Pressure)
@@ -71,7 +73,14 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Config:
-        conflicts = (self._alike, self._services_with_problems, self._agents, self._sides, self._dialled)
+        conflicts = (
+            self._alike,
+            self._services_with_problems,
+            self._agents,
+            self._sides,
+            self._dialled,
+            self._database_of_two,
+        )
         if found := [each for conflict in conflicts for each in conflict()]:
             raise ConflictError(found)
         return self
@@ -147,6 +156,16 @@ class Config(Section):
             name = self.absent.dial_service
             why = f'dial_service = "{name}" is none' if name else "there is none"
             yield f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}', ("absent", "steps")
+
+    def _database_of_two(self) -> Iterator[Conflict]:
+        if self.standby.address and not self.database_url.startswith("postgresql"):
+            yield (
+                "[standby] is for two machines with one database: [paths] database must be a URL of PostgreSQL",
+                (
+                    "standby",
+                    "address",
+                ),
+            )
 
     def with_log(self, verbose: bool, inherited: str = "") -> Self:
         """The same, but for its log. verbose: level debug. inherited: the section as JSON; empty: none."""

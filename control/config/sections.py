@@ -112,6 +112,30 @@ class Router(Section):
     )
 
 
+class Standby(Section):
+    """One of two machines that have the connections in turn, with one PostgreSQL database: which of them, an address
+    says that keepalived gives to one at a time. The other one stands by, with all that sleep in a table of its own."""
+
+    address: str = Field(
+        "",
+        description="the address that only the machine with the connections has, by keepalived's VRRP or otherwise; "
+        "empty: this machine is none of a pair",
+    )
+    lease: WholeSeconds = Field(
+        2,
+        ge=1,
+        le=60,
+        description="for so long a machine that does not reach the database may wake and probe connections; the other "
+        "one takes over when this time has passed, and not earlier. Longer, and a database may be away for longer; "
+        "shorter, and a machine that died is replaced sooner",
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        return str(ipaddress.ip_address(value)) if value else value
+
+
 class Table(Section):
     """Sizes of the pinned tables. A table that already exists keeps the size it has."""
 

@@ -15,6 +15,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import ssl
 import sys
 import threading
@@ -65,13 +66,14 @@ from control.daemon.manager import Manager
 from control.daemon.reconcile import Reconciler
 from control.daemon.services import Services
 from control.daemon.serving import Serving
+from control.daemon.standby import Holding, Mirror, StandingBy
 from control.daemon.waiting import Waiting
 from control.dispatch.dispatcher import Dispatcher
 from control.dispatch.monitor import Monitor
 from control.dispatch.snapshots import Snapshots
 from control.reach.reach import Reach
 from control.reach.tls import server_context
-from control.store.owner import Owner, boot_id
+from control.store.owner import OwnedError, Owner, boot_id
 from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
@@ -85,8 +87,12 @@ RECONCILED_S: Final = 12.0
 """So long it may be busy with a page of rows, and wait before it reads again."""
 
 
+ANEW: Final = -1
+"""In place of an exit status: the program is to begin again."""
+
+
 class Daemon:
-    """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
+    """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log; or ANEW."""
 
     def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine,
                  take_over: bool = False, api_apart: bool = False,
@@ -102,6 +108,10 @@ class Daemon:
         """Until the engine runs, what takes back the rest of a start that fails; what the engine pinned, it removes."""
 
         self._drained = False
+        self._alive: Callable[[], object] = lambda: None
+        self._manager = Manager(lambda: self._alive())
+        self._wanted: Callable[[], bool] = lambda: True
+        self._mirror: Mirror | None = None
         self._dispatcher: Dispatcher
 
     def run(self) -> int:
@@ -119,7 +129,10 @@ class Daemon:
         listeners = Listeners()
         try:
             listeners.bind(config)
-            store = self._open_store()
+            if config.standby.address and not self._stand_by(listeners, max_awake):
+                return ANEW if self._end.anew else 0
+            if (store := self._open_store()) is None:
+                return ANEW
             numbers = store.service_indexes([service.name for service in config.service])
             waiting = Waiting()
             hostnames = Hostnames(waiting)
@@ -127,16 +140,43 @@ class Daemon:
             hostnames.names = services.hostnames
             if services.hostnames():
                 asyncio.run(hostnames.ask())
-            engine = self._engine_type(engine_options(config, max_awake, store.next_id()))
+            engine = self._engine(store, max_awake)
             try:
                 status = self._run_engine(engine, store, services, listeners, waiting, hostnames, max_awake)
             finally:
                 engine.close()
-            return self._unpinned() if self._end.drains and not status else status
+            if config.standby.address and store.fenced:
+                unpin(config.pin_dir)
+                return ANEW
+            if self._end.drains and not status:
+                status = self._unpinned()
+            return ANEW if self._end.anew and not status else status
         finally:
             self._undo.close()
             listeners.close()
             lock.release()
+
+    def _stand_by(self, listeners: Listeners, max_awake: int) -> bool:
+        """Whether this machine of two is to have the connections now. If not, it has come to an end."""
+        assert listeners.control is not None, "it is bound"
+        standing = StandingBy(self._config, listeners.control, self._manager,
+                              lambda: self._engine_type(engine_options(self._config, max_awake, 1)))  # fmt: skip
+        self._wanted = standing.is_wanted
+        if standing.is_wanted():
+            return True
+        self._mirror = standing.run()
+        if self._mirror is not None:
+            self._undo.callback(self._mirror.engine.close)
+        self._end.anew = standing.ended_by == signal.SIGHUP
+        return self._mirror is not None
+
+    def _engine(self, store: Store, max_awake: int) -> Engine:
+        if self._mirror is not None:
+            self._mirror.engine.next_number(store.next_id())
+            return self._mirror.engine
+        if self._config.standby.address and store.tables() != tables_of(self._config.pin_dir):
+            unpin(self._config.pin_dir)  # the other machine has had the connections since
+        return self._engine_type(engine_options(self._config, max_awake, store.next_id()))
 
     def _unpinned(self) -> int:
         """The exit status of one that was drained."""
@@ -151,8 +191,9 @@ class Daemon:
         )
         return 0
 
-    def _open_store(self) -> Store:
-        history = self._config.history
+    def _open_store(self) -> Store | None:
+        """None: of two machines this one is not to have the connections any more."""
+        history, standby = self._config.history, self._config.standby
         store = Store(
             self._config.database_url,
             lambda slept: self._dispatcher.sleepers.slept(slept),
@@ -161,8 +202,16 @@ class Daemon:
             batch=history.batch,
             owner=Owner.here(self._config.instance, self._config.pin_dir),
             take_over=self._take_over,
+            paired_lease_s=standby.lease if standby.address else None,
         )
-        if error := store.open():
+        try:
+            error = store.open(self._wanted)
+        except OwnedError as why:
+            if self._wanted():
+                raise
+            log.warning("the address %s has gone again: %s", standby.address, why)
+            return None
+        if error:
             log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
         self._undo.callback(store.close, give_back=True)
         return store
@@ -181,7 +230,15 @@ class Daemon:
         self._tables = tables_of(config.pin_dir)
         waiting.before_each(partial(self._look_at_pins, waiting))
         self._handover.give_connections(engine)
-        found = take_inventory(engine, store, boot_id(), self._tables)
+        if self._mirror is None:
+            found = take_inventory(engine, store, boot_id(), self._tables)
+        else:
+            found = self._mirror.taken_over()
+            store.adopt_tables(self._tables)
+            log.info("%d sleeping connections of %s are taken over; what it had awake or in IDLE is closed",
+                     len(found.sleep_ids), self._mirror.host or "no other machine")  # fmt: skip
+        if standby := config.standby.address:
+            store.watch_lease(engine.lease)
         if found.other_boot:
             quarantine.begin(config)
         dispatcher.states = list(found.states)
@@ -230,6 +287,7 @@ class Daemon:
         }
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
+        self._alive = engine.stats
         exports = Exports.of(self._path, lambda: services.configured()[1].export)
         api = ApiProcess.of(self._path, config, lambda: services.configured()[1],
                             (store.share, listeners.share_control), self._api_apart)  # fmt: skip
@@ -263,10 +321,9 @@ class Daemon:
             record=store.append,
             document=Document().read,
         )
-        repeated = (monitor, snapshots, exports, api)
-        manager = Manager(engine.stats)
+        repeated = [monitor, snapshots, exports, api, *([Holding(config, store, self._end)] if standby else ())]
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,
-                          waiting, hostnames, facts, self._end, manager)  # fmt: skip
+                          waiting, hostnames, facts, self._end, self._manager)  # fmt: skip
         dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())
@@ -275,7 +332,8 @@ class Daemon:
             for thread in working:
                 thread.join(2)
             reconciling.join(RECONCILED_S)  # what it has begun to put back is in the table before the engine ends
-            handed_over = 0 if self._end.reason else self._leave_awake(engine, services, store, manager)
+            with self._manager.living():
+                handed_over = 0 if self._end.reason else self._leave_awake(engine, services, store)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
             engine.stop()
             dispatcher.stop()
@@ -289,8 +347,12 @@ class Daemon:
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
 
-    def _leave_awake(self, engine: Engine, services: Services, store: Store, manager: Manager) -> int:
+    def _leave_awake(self, engine: Engine, services: Services, store: Store) -> int:
         """What is awake is handed over to the next daemon, how many; or frozen, where there is none to come."""
+        manager = self._manager
+        if self._config.standby.address and store.fenced:
+            quarantine.begin(self._config)  # what sleeps is the other machine's, and hears nothing of this one
+            return 0
         if self._end.drains or manager.machine_stops():
             quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
             engine.stop_listening()

@@ -45,6 +45,8 @@ class End:
         self.reason = ""
         self.drains = False
         """All that this machine has is to be in the database, for another one to take over."""
+        self.anew = False
+        """The daemon is to begin again, and to stand by."""
         self._has_come = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -63,9 +65,9 @@ class End:
         """End in good order."""
         self._has_come.set()
 
-    def drain(self) -> None:
+    def drain(self, anew: bool = False) -> None:
         """End so that another machine can take over."""
-        self.drains = True
+        self.drains, self.anew = True, anew
         self.come()
 
     @property

@@ -48,6 +48,10 @@ class Inventory:
     """Rows from before a reboot, or of tables that are gone: to be put back into the table."""
     unseen: bool = False
     """The store could not be read."""
+    left: array[int] | None = None
+    """Of a machine that stood by, and had all but these rows in its table; None: this one did not."""
+    shifts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Then, by clocks, what the rows in its table are off by (starting.put_back)."""
     ports: set[int] = field(default_factory=set)
     """Ours, of the servers' legs among them: no new link may take one meanwhile."""
 

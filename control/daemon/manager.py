@@ -12,8 +12,10 @@ import asyncio
 import logging
 import os
 import subprocess
+import threading
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Final
 
 from control.daemon.notify import notify
@@ -62,11 +64,33 @@ class Manager:
         jobs = (line.split() for line in _asked("list-jobs", "--plain", "--no-legend", "--full").splitlines())
         return any(job[1:3] == [self._unit, "restart"] for job in jobs)
 
+    def lives(self) -> None:
+        """Give a sign of life."""
+        if self._within_s:
+            self._tell("WATCHDOG=1")
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """Give signs of life by a thread of its own, for what may take long and does not serve."""
+        ended = threading.Event()
+
+        def run() -> None:
+            while self._within_s and not ended.wait(self._within_s / A_PERIOD):
+                self.lives()
+
+        thread = threading.Thread(target=run, name="roost-living", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     async def run(self) -> None:
         """Give signs of life, for ever, or until the end where nobody waits for any."""
         while self._within_s:
             await asyncio.to_thread(self._alive)
-            self._tell("WATCHDOG=1")
+            self.lives()
             await asyncio.sleep(self._within_s / A_PERIOD)
 
     def _tell(self, *lines: str) -> None:

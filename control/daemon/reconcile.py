@@ -165,7 +165,12 @@ class Reconciler:
         shifts = {}  # since they were put back last
         for clock, row in others.items():
             by_wall_ms = row.wall_offset_ms - offset
-            shifts[clock] = by_wall_ms, timestamps_ahead_ms(by_wall_ms, alive.get(row.boot_id), now_ms)
+            shift = by_wall_ms, timestamps_ahead_ms(by_wall_ms, alive.get(row.boot_id), now_ms)
+            shifts[clock] = self._found.shifts.get(clock, shift)
+        if self._found.left is not None:  # the others may have woken, and ended, by now
+            put = self._put_back_each(self._found.left, boot, shifts)
+            self._store.put_back(shifts)
+            return put
         one_by_one = bool(self._store.rows_by_key(limit=1))
         put = 0
         for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):

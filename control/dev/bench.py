@@ -104,6 +104,8 @@ _bench("restart", "How long sleeping clients are without a daemon that is stoppe
        _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
 _bench("upgrade", "Restart the service with awake connections: none is lost, nor a byte, and what a byte waits.",
        _number("--connections", 5000, "ACTIVE.", 100), _number("--runs", 5))  # fmt: skip
+_bench("takeover", "The machine with the connections loses its power, and the one that stood by answers for them.",
+       _number("--connections", 1_000_000, "In SLEEP.", 100), _number("--runs", 3))  # fmt: skip
 _ROOT = click.Option(["--root"], type=click.Path(exists=True, file_okay=False),
                      help="What vagrant/rootfs.sh has made, instead of making it.")  # fmt: skip
 _bench("boot", "Boot a Debian with Roost as its service in the place of the lab's appliance; upgrade and remove it.",

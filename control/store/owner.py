@@ -11,6 +11,9 @@ finds no such row, and writes nothing.
 
 Whether a process of this boot lives, the kernel says. Of one in another boot or another pid namespace the lease alone
 speaks: it is waited for until it is renewed, or its time is over by our own clock.
+
+Of a pair ([standby]) either takes over as soon as the other's lease is over, whether that one lives or not: who has no
+lease any more leaves the connections alone (roost_lease, cext/base/face.h).
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from control.store.schema import owner
 LEASE_S: Final = 15.0
 """How long a daemon that is not heard of counts as alive, where nothing else can be known."""
 
-RENEW_S: Final = LEASE_S / 3
-_LEASE_MS: Final = round(LEASE_S * 1000)
+RENEWALS: Final = 4
+"""So many within a lease."""
 
 
 class OwnedError(StoreError):
@@ -54,6 +57,11 @@ class LeaseRunsError(StoreError):
 def boot_id() -> str:
     """The kernel's name for this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def lease_clock_ms() -> int:
+    """The clock by which a daemon judges its own lease: it goes on while the machine is suspended."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
 def started(pid: int) -> int:
@@ -106,11 +114,15 @@ class Owner:
 
 
 class Ownership:
-    """A daemon's claim to its database. Every call is within a transaction of the writer's."""
+    """A daemon's claim to its database. Every call is within a transaction of the writer's. paired: it is one of two
+    machines, and the other one may have it."""
 
-    def __init__(self, me: Owner, take_over: bool) -> None:
+    def __init__(self, me: Owner, take_over: bool, lease_s: float = LEASE_S, paired: bool = False) -> None:
         self._me = me
         self._take_over = take_over
+        self._paired = paired
+        self._renew_s = lease_s / RENEWALS
+        self.lease_ms = round(lease_s * 1000)
         self._epoch = 0
         self._before: dict[str, Any] | None = None
         self._renewed = 0.0
@@ -125,7 +137,12 @@ class Ownership:
     @property
     def due(self) -> bool:
         """Whether it is time to renew the lease."""
-        return time.monotonic() - self._renewed >= RENEW_S
+        return time.monotonic() - self._renewed >= self._renew_s
+
+    @property
+    def due_in_s(self) -> float:
+        """How long until then."""
+        return max(self._renewed + self._renew_s - time.monotonic(), 0.0)
 
     def claim(self, connection: Connection) -> None:
         """Own the database. Raises OwnedError, FencedError, LeaseRunsError."""
@@ -143,7 +160,7 @@ class Ownership:
         now = now_ms(connection.dialect.name)
         connection.execute(sa.delete(owner))
         connection.execute(
-            sa.insert(owner).values(**asdict(self._me), one=1, epoch=epoch, since=now, lease_until=now + _LEASE_MS)
+            sa.insert(owner).values(**asdict(self._me), one=1, epoch=epoch, since=now, lease_until=now + self.lease_ms)
         )
         self._epoch, self._renewed = epoch, time.monotonic()
 
@@ -151,8 +168,13 @@ class Ownership:
         ours = self._me.is_instance(row)
         alive = self._me.knows_alive(row)
         lease = row.epoch, row.lease_until
+        runs = row.lease_until > row.now and lease != self.dead
+        if self._paired:
+            if runs and alive is not False and not (ours and row.boot_id == self._me.boot_id):
+                raise LeaseRunsError(f'instance "{row.instance}" of host {row.host} has the connections', lease)
+            return
         if alive is None:
-            alive = None if row.lease_until > row.now and lease != self.dead else False
+            alive = None if runs else False
         who = f'the database belongs to instance "{row.instance}" of host {row.host} (pid {row.pid}, pins {row.pins})'
         if alive:
             raise OwnedError(f"{who}, which is running: give this instance a database of its own, or stop that one")
@@ -177,7 +199,8 @@ class Ownership:
 
     def renew(self, connection: Connection) -> None:
         """Fence this transaction: nobody else owns the database before it ends. Raises FencedError."""
-        if connection.execute(_renewing(connection.dialect.name), {"mine": self._epoch}).rowcount != 1:
+        values = {"mine": self._epoch, "lease_ms": self.lease_ms}
+        if connection.execute(_renewing(connection.dialect.name), values).rowcount != 1:
             raise FencedError(_fenced(connection.execute(sa.select(owner)).first()))
         self._renewed = time.monotonic()
 
@@ -195,7 +218,7 @@ class Ownership:
 def _renewing(database: str) -> sa.Update:
     """Made once: SQLAlchemy takes a millisecond to make it, and each transaction has it."""
     mine = sa.update(owner).where(owner.c.one == 1, owner.c.epoch == sa.bindparam("mine"))
-    return mine.values(lease_until=now_ms(database) + _LEASE_MS)
+    return mine.values(lease_until=now_ms(database) + sa.bindparam("lease_ms", type_=sa.BigInteger))
 
 
 def _fenced(row: Row[Any] | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 import time
 from array import array
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import history, policies, schema, sleeping, tagging, tokens
+from control.store import history, policies, schema, sleeping, starting, tagging, tokens
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.records import shifted
 from control.store.schema import KA_BYTES, KEY, KEYED, successors
@@ -169,6 +170,45 @@ class Reader:
                     return
                 yield joined, columns
                 last = columns[0][-1]
+
+    def rows_newer(self, generation: int) -> Iterator[tuple[bytes, bytes, array[int], array[int], int]]:
+        """The rows that were written after the one with this generation, in the order of their writing, some thousand
+        at a time: as sleeping_parts, and the last one's generation. Only of one owner of the database do generations
+        ascend."""
+        of = schema.sleeping.c
+        query = sa.select(of.key, of.ka, of.id, of.clock, of.generation).where(of.generation > generation)
+        with self._reading() as connection:
+            found = connection.execution_options(yield_per=SCAN_ROWS).execute(query.order_by(of.generation))
+            for rows in found.partitions():
+                columns = tuple(zip(*rows, strict=True))
+                keys, kas = map(b"".join, columns[:2])
+                numbers, clocks = (array("Q", column) for column in columns[2:4])
+                if (len(keys), len(kas)) != (KEY.size * len(rows), KA_BYTES * len(rows)):
+                    raise StoreError(f"cannot read the sleepers: key or ka of a row from {numbers[0]} to {numbers[-1]} "
+                                     f"is not {KEY.size} or {KA_BYTES} bytes")  # fmt: skip
+                yield keys, kas, numbers, clocks, columns[4][-1]
+
+    def numbers(self) -> array[int]:
+        """Of all rows, ascending."""
+        of = schema.sleeping.c
+        with self._reading() as connection:
+            if connection.dialect.name != "postgresql":
+                return array("Q", connection.scalars(sa.select(of.id).order_by(of.id)))
+            packed = connection.scalar(sa.text("SELECT string_agg(int8send(id), '' ORDER BY id) FROM sleeping"))
+            found = array("Q", bytes(packed or b""))
+            if sys.byteorder == "little":
+                found.byteswap()
+            return found
+
+    def owner(self) -> sa.Row[Any] | None:
+        """Whose the database is: the row of `owner`."""
+        with self._reading() as connection:
+            return connection.execute(sa.select(schema.owner)).first()
+
+    def clocks(self) -> tuple[dict[int, sa.Row[Any]], dict[str, int]]:
+        """The rows of `clocks` by their number; and starting.alive_ms."""
+        with self._reading() as connection:
+            return starting.all_clocks(connection), starting.alive_ms(connection)
 
     def rows_at(self, sought: References) -> Iterator[SleepingRow]:
         """The rows of those of these connections that have one."""

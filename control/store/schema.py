@@ -36,7 +36,7 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0016"
+REVISION: Final = "0017"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -94,6 +94,10 @@ sleeping = Table(
     Column("rest", LargeBinary, nullable=False, comment="struct roost_rest of ebpf/shared/record.h; see records.py"),
 )
 """Numbers ascend, so that rows are appended: a key is at random, and one more row by key costs a page of the log."""
+
+Index("ix_sleeping_generation", sleeping.c.generation, postgresql_using="brin",
+      postgresql_with={"pages_per_range": 16, "autosummarize": "on"}).ddl_if(dialect="postgresql")  # fmt: skip
+"""By which the other machine of a pair reads what is new ([standby]): of blocks, since new rows lie together."""
 
 _BY_KEY = sleeping.c.by_key == text("1")
 Index("ix_sleeping_key", sleeping.c.key, sqlite_where=_BY_KEY, postgresql_where=_BY_KEY)

@@ -126,9 +126,14 @@ def adopt_tables(connection: Connection, tables: int, boot: str) -> int:
     return count
 
 
+def all_clocks(connection: Connection) -> dict[int, sa.Row[Any]]:
+    """The rows of `clocks`, by their number."""
+    return {row.clock: row for row in connection.execute(sa.select(clocks))}
+
+
 def other_clocks(connection: Connection, boot: str) -> dict[int, sa.Row[Any]]:
-    """The rows of `clocks` of other boots, by their number."""
-    return {row.clock: row for row in connection.execute(sa.select(clocks).where(clocks.c.boot_id != boot))}
+    """Those of other boots."""
+    return {number: row for number, row in all_clocks(connection).items() if row.boot_id != boot}
 
 
 def put_back(connection: Connection, boot: str, shifts: Mapping[int, tuple[int, int]]) -> None:

@@ -42,7 +42,7 @@ from control.store.history import History
 from control.store.history_rows import with_numbers
 from control.store.latest import Latest
 from control.store.migrate import prepare_tables
-from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
+from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership, lease_clock_ms
 from control.store.queues import APPENDED_BOUND, Batch, Queues
 from control.store.schema import HISTORY, Keyed, references_of, successors
 from control.store.statements import write_keyed
@@ -71,6 +71,8 @@ CHECK_SHARE: Final = 0.01
 """How often SQLite's file is read through, at most, and at most which share of the time."""
 
 LEASE_POLL_S: Final = 0.2
+PAIRED_POLL_S: Final = 0.05
+"""The same of the other machine's of a pair: clients wait for it."""
 
 PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
@@ -95,7 +97,10 @@ class Store(Latest):
         history_bound: int = 200_000,
         owner: Owner | None = None,
         take_over: bool = False,
+        paired_lease_s: float | None = None,
     ) -> None:
+        """paired_lease_s: it is one of two machines that have the database in turn, for so long at a time; None: it
+        has a database of its own."""
         self._url = parse_url(url)
         self._readers = 0
         owner = owner or Owner.here()
@@ -104,7 +109,12 @@ class Store(Latest):
         self._run_started = time.time_ns() // 1_000_000
         self._run_number: int | None = None
         self._run_dropped = 0  # as the database has it
-        self._ownership = Ownership(owner, take_over)
+        self._paired = paired_lease_s is not None
+        self._ownership = Ownership(owner, take_over, paired_lease_s or LEASE_S, self._paired)
+        self._tell_lease: Callable[[int], None] = lambda _until_ms: None
+        self._lease_until_ms = 0
+        self.fenced = False
+        """Another daemon has taken the database over."""
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._keep_bytes = keep_bytes
@@ -133,9 +143,10 @@ class Store(Latest):
         """Whether there is a database, as far as a look at its path tells."""
         return not self._path or Path(self._path).exists()
 
-    def open(self) -> str:
+    def open(self, wanted: Callable[[], bool] = lambda: True) -> str:
         """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
-        Raises StoreError when it must not be: the database is another daemon's, or its path leads nowhere."""
+        Raises StoreError when it must not be: the database is another daemon's, or its path leads nowhere. One of a
+        pair waits until it has the database, or it is not wanted any more (OwnedError)."""
         if self._path and (problem := file.problem_of_directory(self._path)):
             raise StoreError(problem)
         first: tuple[int, int] | None = None
@@ -147,6 +158,9 @@ class Store(Latest):
                 self._writer_engine.dispose()
                 raise
             except LeaseRunsError as error:
+                if self._paired:
+                    self._wait_for_the_other(wanted, error)
+                    continue
                 if first is None:
                     first = error.lease
                     log.warning("store: waiting whether its owner is alive, %g s at most: %s", LEASE_S, error)
@@ -158,7 +172,22 @@ class Store(Latest):
                 continue
             except Exception as error:
                 self._note_failure(error)
+                if self._paired:
+                    self._wait_for_the_other(wanted, error)
+                    continue
             return self._status.error
+
+    def _wait_for_the_other(self, wanted: Callable[[], bool], why: Exception) -> None:
+        time.sleep(PAIRED_POLL_S)
+        if not wanted():
+            self._writer_engine.dispose()
+            raise OwnedError(f"not taken over: {reason(why)}")
+
+    def watch_lease(self, tell: Callable[[int], None]) -> None:
+        """tell: is told until when this daemon has the connections, ms of CLOCK_BOOTTIME, now and each time that the
+        lease is renewed. For one of a pair."""
+        self._tell_lease = tell
+        tell(self._lease_until_ms)
 
     def share(self, group: int) -> None:
         """Let the members of this group read SQLite's file from now on; 0: nobody. Raises OSError."""
@@ -209,6 +238,7 @@ class Store(Latest):
                 self.close_readers()  # of what the path does not name any more
             if file.prepare(self._path, self._readers) and self._ownership.held:
                 log.error("store: %s is gone, and a new one was made: who slept by its rows cannot wake", self._path)
+        began_ms = lease_clock_ms()
         with self._writer_engine.connect() as connection:
             with connection.begin():
                 begin_writing(connection)
@@ -220,6 +250,7 @@ class Store(Latest):
                 self._run_number = starting.find_run(connection, self._run_started)
                 starting.agree_on_services(connection, self._wanted_services)
             self._opened = connection.info.get("files", ())
+        self._has_lease_from(began_ms)
         with self._wake:
             self._history.settle()
         self._prepared = True
@@ -228,6 +259,7 @@ class Store(Latest):
     @contextlib.contextmanager
     def _writing(self, synchronous: str = "FULL") -> Iterator[Connection]:
         """A transaction, of the owner of the database alone."""
+        began_ms = lease_clock_ms()
         with self._writer_engine.connect() as connection:
             if self._path:  # outside of a transaction, where SQLite allows it
                 connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
@@ -236,6 +268,13 @@ class Store(Latest):
                 begin_writing(connection)
                 self._ownership.renew(connection)
                 yield connection
+        self._has_lease_from(began_ms)
+
+    def _has_lease_from(self, began_ms: int) -> None:
+        """The transaction that renewed it began then, and is committed."""
+        if self._paired:
+            self._lease_until_ms = began_ms + self._ownership.lease_ms
+            self._tell_lease(self._lease_until_ms)
 
     # -- SQLite's file ------------------------------------------------------------------------------------------------
 
@@ -355,6 +394,11 @@ class Store(Latest):
         with self._changing() as connection:
             starting.put_back(connection, self._boot_id, shifts)
 
+    def tables(self) -> int:
+        """Those that the rows were written for last: a number of adopt_tables; 0: it was never said."""
+        with self._reading() as connection:
+            return get_meta(connection, "tables") or 0
+
     def adopt_tables(self, tables: int) -> int:
         """starting.adopt_tables. For before `start`."""
         with self._writing() as connection:
@@ -457,7 +501,7 @@ class Store(Latest):
             with self._wake:
                 to_prune = time.monotonic() >= self._next_prune
                 if not (self._queues.waiting or self._closing or self._status.error or to_prune):
-                    self._wake.wait(WATCH_S)
+                    self._wake.wait(min(WATCH_S, self._ownership.due_in_s))
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
                 began = time.monotonic()
@@ -487,6 +531,7 @@ class Store(Latest):
                     self._being_written = Batch()
                 self._note_failure(error)
                 failures += 1
+                self.fenced = isinstance(error, FencedError)
                 if closing or isinstance(error, FencedError):
                     return
                 continue
@@ -516,6 +561,8 @@ class Store(Latest):
 
     def _pause(self, failures: int) -> float:
         """How long to wait before the next batch, seconds; the caller holds the lock."""
+        if failures and self._paired:
+            return BACKOFF_S[0]  # the other machine waits for no longer than the lease
         if failures:
             return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch

@@ -27,6 +27,7 @@ from tests.bench import (
     relay,
     restart,
     storm,
+    takeover,
     wake,
 )
 from tests.bench.figures import Report
@@ -58,6 +59,7 @@ CONTRACT = {
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
     "upgrade": LIFE | {"quiet_ms"},
+    "takeover": LIFE | {"answered_s", "missed_s"},
     "boot": LIFE | {"boot_s", "start_s", "upgrade_s", "native_xdp", "left_behind", "not_woken", "other_numbers"},
     "reboot": LIFE | {"reboot_s", "cut_s", "behind_s", "ahead_s", "cut_forgotten", "not_woken"},
     "growth": {"bytes_ratio", "ns_ratio"},
@@ -100,6 +102,13 @@ def assert_sound(report: Report, *held: str) -> None:
     assert CONTRACT[report.bench] <= set(report.figures)
     assert (report.broken(), report.problems) == ([], [])
     assert [key for key in held if not report.targets[key].met(report.figures[key])] == [], report.as_json()
+
+
+@alone
+def test_takeover_answers_for_all_that_sleep_and_loses_none() -> None:
+    report = takeover.run(connections=20_000, runs=1)
+    assert_sound(report)
+    assert report.figures["missed_s"].median < report.figures["answered_s"].median
 
 
 @alone

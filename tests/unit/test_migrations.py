@@ -126,10 +126,14 @@ def test_a_run_before_the_revision_that_keeps_them_is_the_first_of_them(database
 
 
 def test_a_new_database_needs_no_revision(database: Database) -> None:
+    def is_its(_object: object, name: str | None, *_: object) -> bool:
+        return name != "ix_sleeping_generation" or database.name == "postgresql"  # alembic knows no Index.ddl_if
+
     engine = opened(database)
     assert prepare(engine) is True
     with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+        context = MigrationContext.configure(connection, opts={"include_object": is_its})
+        assert compare_metadata(context, schema.metadata) == []
     assert prepare(engine) is False
     engine.dispose()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -90,12 +91,12 @@ class Rig:
         gone.wait()
         self.dead = replace(self.here, pid=gone.pid, started=1)
 
-    def store(self, owner: Owner, take_over: bool = False) -> Store:
-        store = Store(self.database.url, Recorder(), owner=owner, take_over=take_over)
+    def store(self, owner: Owner, take_over: bool = False, paired_lease_s: float | None = None) -> Store:
+        store = Store(self.database.url, Recorder(), owner=owner, take_over=take_over, paired_lease_s=paired_lease_s)
         self.stores.append(store)
         return store
 
-    def owned_by(self, owner: Owner) -> None:
+    def owned_by(self, owner: Owner, lease_ms: int = 15_000) -> None:
         store = self.store(owner)
         assert store.open() == ""
         store.close()
@@ -103,7 +104,7 @@ class Rig:
         engine = open_engine(parse_url(self.database.url), 1.0, True)
         with engine.begin() as connection:
             now = now_ms(connection.dialect.name)
-            connection.execute(sa.update(schema.owner).values(lease_until=now + 15_000))
+            connection.execute(sa.update(schema.owner).values(lease_until=now + lease_ms))
         engine.dispose()
 
 
@@ -160,7 +161,7 @@ def test_an_owner_that_renews_its_lease_is_alive(rig: Rig, monkeypatch: pytest.M
     for where in (module, sys.modules[Store.__module__]):
         monkeypatch.setattr(where, "LEASE_S", 30.0)
     there = rig.store(replace(rig.here, boot_id="another"))
-    monkeypatch.setattr(module, "RENEW_S", 0.0)
+    monkeypatch.setattr(module, "RENEWALS", 300)
     there.open()
     there.start()
     with pytest.raises(StoreError, match="renews its lease: it is running"):
@@ -171,7 +172,7 @@ def test_a_daemon_that_lost_its_database_writes_nothing_any_more(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was stopped, or could not reach the database, for longer than its lease."""
-    monkeypatch.setattr(module, "RENEW_S", 0.2)  # it learns it though it has nothing to write
+    monkeypatch.setattr(module, "RENEWALS", 75)  # it learns it though it has nothing to write
     old, new = rig.store(replace(rig.here, instance="old")), rig.store(rig.here, take_over=True)
     told = Recorder()
     old._on_slept = told
@@ -210,3 +211,37 @@ def test_who_slept_for_a_dead_owner_is_put_back_by_the_one_that_takes_over(rig: 
     new.open()
     found = take_inventory(FakeEngine(), new, rig.here.boot_id, 2)
     assert (found.other_boot, found.without_slot) == (SLEEPERS, 0)
+
+
+class TestOfAPair:
+    """Two machines with one database ([standby])."""
+
+    def test_one_waits_for_the_end_of_the_others_lease_and_no_longer(self, rig: Rig) -> None:
+        rig.owned_by(replace(rig.here, instance="there", boot_id="another"), lease_ms=1000)
+        began = time.monotonic()
+        assert rig.store(rig.here, paired_lease_s=1.0).open() == ""
+        assert 0.5 < time.monotonic() - began < 10
+
+    def test_one_that_lives_and_renews_its_lease_is_waited_for_until_it_is_not_wanted(self, rig: Rig) -> None:
+        there = rig.store(replace(rig.here, instance="there", pid_namespace=1), paired_lease_s=1.0)
+        begin(there)
+        until_s = time.monotonic() + 2.5
+        with pytest.raises(StoreError, match="not taken over"):
+            rig.store(rig.here, paired_lease_s=1.0).open(lambda: time.monotonic() < until_s)
+        assert time.monotonic() >= until_s
+        assert there.status.text == "ok"
+        there.close()  # it gives its lease back
+        assert rig.store(rig.here, paired_lease_s=1.0).open() == ""
+
+    def test_one_knows_until_when_it_has_the_connections_and_does_not_say_so_too_late(self, rig: Rig) -> None:
+        store, told = rig.store(rig.here, paired_lease_s=1.0), list[int]()
+        before = module.lease_clock_ms()
+        begin(store)
+        store.watch_lease(told.append)
+        assert before + 1000 <= told[0] <= module.lease_clock_ms() + 1000
+        until(lambda: len(told) > 3)  # with nothing to write
+        assert told == sorted(told)
+        until_ms = told[-1]
+        assert rig.store(replace(rig.here, instance="there"), paired_lease_s=1.0).open() == ""
+        until(lambda: store.fenced)
+        assert told[-1] <= max(until_ms, module.lease_clock_ms() + 1000)

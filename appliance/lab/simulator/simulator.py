@@ -234,34 +234,48 @@ class Simulator:
 
     def _link(self, number: int, to_kernel: bool) -> bytes:
         """The link, and the way to the clients; the link's two Ethernet addresses."""
-        link = {4: f"198.18.{number}.", 6: f"fd00:18:{number}::"}
+        self._networks = {4: f"198.18.{number}.", 6: f"fd00:18:{number}::"}
         with self._box.entered(), IPRoute() as ip:
             ip.link("add", ifname=self.box_interface, kind="veth", peer={"ifname": "eth0", "net_ns_fd": self.space.fd})
         self._linked = True
         with self.space.entered(), IPRoute() as ip:
             self._ifindex = ip.link_lookup(ifname="eth0")[0]
             ip.link("set", index=self._ifindex, state="up")
-            here = ip.link("get", index=self._ifindex)[0].get("address")
+            self._mac = ip.link("get", index=self._ifindex)[0].get("address")
         with self._box.entered(), IPRoute() as ip:
             index = ip.link_lookup(ifname=self.box_interface)[0]
             there = ip.link("get", index=index)[0].get("address")
-            ip.link("set", index=index, state="up")
-            for family in (4, 6):
-                ip.addr("add", index=index, address=f"{link[family]}1", prefixlen=_PREFIX[family],
-                        family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
-            ip.neigh("replace", dst=f"{link[self.family]}2", family=_FAMILY[self.family], lladdr=here, ifindex=index,
-                     state="permanent")  # fmt: skip
-            ends = (ipaddress.ip_address(self.address_of(n)) for n in (0, self.addresses - 1))
-            for network in ipaddress.summarize_address_range(*ends):
-                ip.route("add", dst=str(network), family=_FAMILY[self.family], gateway=f"{link[self.family]}2",
-                         oif=index)  # fmt: skip
+            self._tell_the_way(ip, index)
             ip.tc("add", "pfifo", index, limit=_BURST)
             if to_kernel:  # a veth without a program forgets to wake its NAPI for what the other end sends with XDP_TX
                 program = load_xdp(XDP_PASS)
                 ip.link("set", index=index, xdp_fd=program)
                 os.close(program)
         self._box.offload(self.box_interface, tx=False, tso=False, gso=False, gro=True)
-        return bytes.fromhex((there + here).replace(":", ""))
+        return bytes.fromhex((there + self._mac).replace(":", ""))
+
+    def _tell_the_way(self, ip: IPRoute, index: int) -> None:
+        """Addresses of the appliance's interface, and the routes to the clients."""
+        link = self._networks
+        ip.link("set", index=index, state="up")
+        for family in (4, 6):
+            ip.addr("add", index=index, address=f"{link[family]}1", prefixlen=_PREFIX[family],
+                    family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
+        ip.neigh("replace", dst=f"{link[self.family]}2", family=_FAMILY[self.family], lladdr=self._mac, ifindex=index,
+                 state="permanent")  # fmt: skip
+        ends = (ipaddress.ip_address(self.address_of(n)) for n in (0, self.addresses - 1))
+        for network in ipaddress.summarize_address_range(*ends):
+            ip.route("add", dst=str(network), family=_FAMILY[self.family], gateway=f"{link[self.family]}2",
+                     oif=index)  # fmt: skip
+
+    def plug_into(self, box: Namespace) -> None:
+        """Take the appliance's end of the link out of one appliance, and put it into another. No daemon may be attached
+        to it."""
+        with self._box.entered(), IPRoute() as ip:
+            ip.link("set", index=ip.link_lookup(ifname=self.box_interface)[0], net_ns_fd=box.fd)
+        self._box = box
+        with box.entered(), IPRoute() as ip:
+            self._tell_the_way(ip, ip.link_lookup(ifname=self.box_interface)[0])
 
     def _open(self, **options: Any) -> None:
         server, port = self.server

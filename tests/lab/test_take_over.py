@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two machines with one database: the one that stands by has the sleepers when the other one dies or is drained."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import pytest
+
+from appliance.lab import DaemonHandle, Lab, programs, wait_until
+from appliance.lab.groups import SwarmGroup
+from tests.databases import Cluster, Postgres
+from tests.keepalived import keepalived
+
+CLIENTS, PORT, LEASE_S = 100, 8000, 2
+QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
+PROBED = {"keepidle_s": 1, "keepintvl_s": 1, "keepcnt": 100}
+
+
+@dataclass
+class Pair:
+    lab: Lab
+    first: DaemonHandle
+    second: DaemonHandle
+    clients: SwarmGroup
+    database: Postgres | None = None
+
+    def asleep(self, box: DaemonHandle, count: int = CLIENTS) -> None:
+        wait_until(lambda: box.counts().get("SLEEP") == count, 20, "all are asleep")
+
+    def all_answered(self, count: int = CLIENTS) -> None:
+        """Every client speaks, is answered, and was never reset."""
+        said = self.clients.say(count, timeout_s=20)
+        assert (said.answered, said.failed, self.clients.stats().dead) == (count, {}, {})
+
+    def follows(self, count: int = CLIENTS) -> None:
+        """The second machine has read so many rows of the first one."""
+        told = f"{count} connections are in its table"
+        wait_until(lambda: told in self.second.standby(), 10, "the second one follows")
+
+    def print_logs(self) -> None:
+        """For who looks into a failure."""
+        print(f"the first:\n{self.first.log_tail(60)}\nthe second:\n{self.second.log_tail(60)}")
+
+    def rows(self) -> int:
+        """Of those that sleep."""
+        assert self.database is not None
+        ((count,),) = self.database.execute("SELECT count(*) FROM sleeping")
+        return int(count)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS * 2) as lab:
+        database = Postgres(cluster)
+        pair = pair_of(lab, database.url)
+        pair.database = database
+        join(pair)
+        yield pair
+        pair.print_logs()
+
+
+def pair_of(lab: Lab, url: str) -> Pair:
+    """The two machines; no daemon runs."""
+    lab.second_box()
+    lab.server(PORT)
+    config = lab.config(PORT, policy=QUIET) | {
+        "paths": {"database": url},
+        "standby": {"address": lab.address("box", "wan0"), "lease": LEASE_S},
+    }
+    first, second = (lab.daemon(config, start=False, space=space) for space in ("box", "box2"))
+    return Pair(lab, first, second, lab.swarm())
+
+
+def join(pair: Pair) -> None:
+    """Clients sleep on the first machine, and the second one stands by."""
+    if not pair.first.running:
+        pair.first.begin()
+        wait_until(pair.first.counts, 10, "the first one has the connections")
+    pair.second.begin()
+    wait_until(pair.second.standby, 10, "the second one stands by")
+    there = pair.lab.address("box", "wan0"), PORT
+    assert pair.clients.connect(CLIENTS, there, **PROBED).connected == CLIENTS
+    pair.asleep(pair.first)
+
+
+def test_a_machine_that_dies_is_replaced_and_no_client_hears_of_it(pair: Pair) -> None:
+    pair.follows()
+    before = pair.first.connections()
+    pair.first.kill()
+    pair.lab.move_addresses("box", "box2")
+    pair.asleep(pair.second)
+    assert {one["id"] for one in pair.second.connections()} == {one["id"] for one in before}
+    pair.all_answered()
+    assert pair.second.status()["control"]["lost_records"] == 0
+
+
+def test_what_woke_slept_again_and_ended_meanwhile_is_as_the_first_one_left_it(pair: Pair) -> None:
+    pair.follows()
+    pair.clients.say(CLIENTS)  # rows with other sequence numbers
+    pair.asleep(pair.first)
+    others = pair.lab.swarm()
+    assert others.connect(10, (pair.lab.address("box", "wan0"), PORT)).connected == 10
+    pair.follows(CLIENTS + 10)
+    others.close()
+    wait_until(lambda: pair.rows() == CLIENTS, 10, "the rows gone")
+    pair.first.kill()
+    pair.lab.move_addresses("box", "box2")
+    pair.asleep(pair.second)
+    pair.all_answered()
+
+
+def test_one_that_was_stopped_for_twice_its_lease_harms_none_and_stands_by(pair: Pair) -> None:
+    pair.follows()
+    pair.first.process.popen.send_signal(signal.SIGSTOP)
+    pair.lab.move_addresses("box", "box2")
+    began = time.monotonic()
+    pair.asleep(pair.second)
+    assert time.monotonic() - began < LEASE_S + 1
+    pair.all_answered()  # the first one knows nothing of it
+    pair.asleep(pair.second)
+    time.sleep(max(began + 2 * LEASE_S - time.monotonic(), 0))
+    pair.first.process.popen.send_signal(signal.SIGCONT)
+    wait_until(pair.first.standby, 20, "the first one stands by")
+    assert "the database was taken over by" in pair.first.log.read_text()
+    pair.all_answered()
+    pair.asleep(pair.second)
+    pair.second.kill()  # and the way back
+    pair.lab.move_addresses("box2", "box")
+    pair.asleep(pair.first)
+    pair.all_answered()
+
+
+def test_an_address_that_moves_takes_all_connections_along(pair: Pair) -> None:
+    """By an operator's hand: what is awake goes along, and the first one stands by."""
+    pair.clients.say(CLIENTS)
+    pair.lab.move_addresses("box", "box2")
+    pair.asleep(pair.second)
+    pair.all_answered()
+    wait_until(pair.first.standby, 20, "the first one stands by")
+
+
+def test_keepalived_moves_the_address_when_a_machine_loses_its_power() -> None:
+    """By the very file that is installed (vagrant/keepalived.conf)."""
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab, ExitStack() as stack:
+        pair = pair_of(lab, Postgres(cluster).url)
+        stack.callback(pair.print_logs)
+        watcher = keepalived(lab, "box", pair.first)  # without a daemon there is no address
+        pair.first.begin()
+        wait_until(pair.first.counts, 20, "the first one has the connections")
+        keepalived(lab, "box2", pair.second)
+        join(pair)
+        pair.follows()
+        began = time.monotonic()
+        lab.cut("box")
+        watcher.close()
+        pair.first.kill()
+        pair.asleep(pair.second)
+        assert time.monotonic() - began < LEASE_S + 2
+        pair.all_answered()
+
+
+def test_a_machine_without_the_database_wakes_none_once_its_lease_is_over() -> None:
+    with Lab(clients=CLIENTS * 2) as lab, ExitStack() as stack:
+        here = lab.address("lan", "eth0")
+        programs.Postgres(lab, "lan", [(here, 5432)])
+        pair = pair_of(lab, f"postgresql://postgres@{here}/postgres")
+        stack.callback(pair.print_logs)
+        join(pair)
+        others = lab.swarm()
+        assert others.connect(10, (lab.address("box", "wan0"), PORT)).connected == 10
+        pair.follows(CLIENTS + 10)
+        lab.nft("box", "table inet cut { chain c { type filter hook output priority 0; tcp dport 5432 drop; }; }")
+        time.sleep(LEASE_S + 0.5)
+        assert others.say(10, timeout_s=1).answered == 0
+        lab.move_addresses("", "box2")  # both have the address, and the network believes the second
+        pair.asleep(pair.second)
+        pair.all_answered()
+        lab.nft("box", "delete table inet cut")
+        wait_until(lambda: "the database was taken over by" in pair.first.log.read_text(), 20, "the first learns it")
+        pair.all_answered()
+        pair.asleep(pair.second)
