@@ -4,10 +4,10 @@
     python -m appliance.lab.standing MODE NAME [TABLE.KEY=VALUE...]
 
 holds it, with these settings over its configuration (settings.py): prints one line of JSON once everything answers (the
-description, or {"error": sentence}), and takes all away at SIGTERM. The namespaces have names, NAME-wan and so on
-(names.py), and /run/NAME-lab leads to the working directory with the daemon's configuration (roost.toml), log and
-control socket, and the description (lab.json). That link also names the lab's process: when that is gone,
-`take_down` does what it can no longer do.
+description, or {"error": sentence}), starts the daemon anew at SIGUSR1, and takes all away at SIGTERM. The namespaces
+have names, NAME-wan and so on (names.py), and /run/NAME-lab leads to the working directory with the daemon's
+configuration (roost.toml), log and control socket, and the description (lab.json). That link also names the lab's
+process: when that is gone, `take_down` does what it can no longer do.
 
     mode    clients connect to                     servers reach clients by
     router  the server's own address               their address, at any attach port; the proxy
@@ -24,14 +24,14 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from appliance.agent import roost_agent
 from appliance.lab import leftovers, names
-from appliance.lab.daemon import DaemonHandle
+from appliance.lab.daemon import DaemonError, DaemonHandle
 from appliance.lab.interrupts import interrupts
 from appliance.lab.lab import Lab, endpoint, wait_until
 from appliance.lab.settings import apply
@@ -85,6 +85,27 @@ def take_down(name: str) -> bool:
     names.take(name)
     link_of(name).unlink(missing_ok=True)
     leftovers.reap()
+    return True
+
+
+def restart(name: str) -> bool:
+    """End the lab's daemon in order, and start it again with the configuration as it is now. False when no lab is
+    standing; StandingError when the daemon does not start."""
+    before = description(name)
+    if before is None:
+        return False
+    os.kill(before["pid"], signal.SIGUSR1)
+
+    def again() -> bool:
+        now = description(name)
+        if now is None:
+            raise StandingError("the lab ended meanwhile")
+        return bool(now["starts"] > before["starts"])
+
+    wait_until(again, _PATIENCE_S, "the daemon starts again")
+    now = description(name) or before
+    if now["problem"]:
+        raise StandingError(now["problem"])
     return True
 
 
@@ -226,6 +247,24 @@ def _describe(lab: Lab, name: str, mode: str, config: dict[str, Any], daemon: Da
     }
 
 
+def _write(lab: Lab, told: Mapping[str, Any]) -> None:
+    """The description, whole at any time."""
+    new = lab.workspace / "lab.json.new"
+    new.write_text(json.dumps(told))
+    new.rename(lab.workspace / "lab.json")
+
+
+def _restart(lab: Lab, daemon: DaemonHandle, told: dict[str, Any]) -> None:
+    """Of the daemon; the description then says that it was started once more, and what was wrong with that."""
+    told |= {"starts": told["starts"] + 1, "problem": ""}
+    try:
+        daemon.restart()
+        told["daemon_pid"] = daemon.pid
+    except DaemonError as problem:
+        told["problem"] = str(problem)
+    _write(lab, told)
+
+
 def _put_up(stack: ExitStack, mode: str, name: str, settings: Sequence[str]) -> dict[str, Any]:
     """The lab and all in it; what to undo goes onto the stack."""
     if description(name) is not None:
@@ -239,7 +278,9 @@ def _put_up(stack: ExitStack, mode: str, name: str, settings: Sequence[str]) -> 
     daemon = lab.daemon(config)
     _client(lab, daemon, server if mode == "router" else lab.address("box", "wan0"))
     told = _describe(lab, name, mode, config, daemon) | {"try": _commands(lab, name, mode, server)}
-    (lab.workspace / "lab.json").write_text(json.dumps(told))
+    told |= {"starts": 1, "problem": ""}
+    signal.signal(signal.SIGUSR1, lambda *_: _restart(lab, daemon, told))
+    _write(lab, told)
     return told
 
 

@@ -79,6 +79,21 @@ def down(name: str) -> None:
     click.echo(f"The lab {name} is gone." if take_down(name) else f"No lab with the name {name} is up.")
 
 
+@command.command()
+@name_option
+def restart(name: str) -> None:
+    """Start the lab's daemon anew, with its configuration as it is now: what `systemctl restart roost` does elsewhere,
+    but that connections which are awake go to sleep."""
+    _require_root("restart")
+    from appliance.lab.standing import StandingError, restart
+
+    try:
+        if not restart(name):
+            raise click.ClickException(f"no lab with the name {name} is up. Run: sudo ./roost lab up{_named(name)}")
+    except StandingError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
 def _require_root(what: str) -> None:
     if os.geteuid() != 0:
         raise click.ClickException(f"the lab needs root, for its network namespaces. Run: sudo ./roost lab {what}")

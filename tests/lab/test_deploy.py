@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ from appliance.lab.programs import (
     ServerProgram,
 )
 from appliance.lab.programs.nginx import NEWS_PORT
-from tests.lab.test_flows import missing, promised
+from tests.lab.documents import Block, blocks, missing, promised
 
 MODES: Final = ("explicit", "router", "host", "proxy")
 TERMINALS: Final = {"client": "wan", "box": "box", "server": "lan"}
@@ -50,21 +49,9 @@ PINS: Final = leftovers.BPFFS / "roost"
 BLOCK_S: Final = 60.0
 
 
-@dataclass(frozen=True)
-class Block:
-    """Commands, the terminal that they are for, and the modes: none means all."""
-
-    terminal: str
-    modes: tuple[str, ...]
-    text: str
-
-
-def blocks() -> list[Block]:
-    """The blocks of the document."""
-    text = (ROOT / "docs" / "deploy.md").read_text()
-    found = re.findall(r"^```sh (\w+)([ \w]*)\n(.*?)^```$", text, flags=re.M | re.S)
-    assert text.count("\n```sh") == len(found), "each block says whose it is"
-    return [Block(terminal, tuple(modes.split()), block) for terminal, modes, block in found]
+def modes_of(block: Block) -> tuple[str, ...]:
+    """That it is for: none means all. The tag before them is the terminal."""
+    return block.tags[1:]
 
 
 class Deployment:
@@ -96,7 +83,7 @@ class Deployment:
         text = block.text.replace("./roost ", f"{sys.executable} -m control.cli.main ")  # without its set-up
         text = text.replace('instance = "main"', f'instance = "{self.instance}"')
         try:
-            printed = self._terminals[block.terminal].ask(
+            printed = self._terminals[block.tags[0]].ask(
                 f"{text}\necho the block is done", "the block is done\n", BLOCK_S
             )
         except ProgramError as error:
@@ -324,7 +311,7 @@ def deploy(mode: str) -> None:
         lab = stack.enter_context(Lab(clients=20, nat=False))
         deployment = Deployment(lab, mode, stack)
         site = site_of(deployment)
-        mine = [block for block in blocks() if not block.modes or mode in block.modes]
+        mine = [block for block in blocks("deploy.md") if mode in (modes_of(block) or MODES)]
         programs = servers(site)
         for block in mine[:-1]:
             deployment.type(block)
@@ -348,5 +335,5 @@ def test_the_document_makes_a_deployment_in_which_sessions_sleep(deployed: dict[
 
 
 def test_each_mode_has_its_blocks() -> None:
-    assert {mode for block in blocks() for mode in block.modes} == set(MODES)
-    assert {block.terminal for block in blocks()} == set(TERMINALS)
+    assert {mode for block in blocks("deploy.md") for mode in modes_of(block)} == set(MODES)
+    assert {block.tags[0] for block in blocks("deploy.md")} == set(TERMINALS)

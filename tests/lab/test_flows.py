@@ -3,41 +3,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from typing import Final
 
 import pytest
 
-from appliance.lab.processes import ROOT
+from tests.lab.documents import blocks, missing, promised
 from tests.lab.standing_lab import StandingLab
 
-
-def blocks() -> dict[str, str]:
-    """The shell commands of each section that has some, by its title."""
-    found = {}
-    for section in re.split(r"^## ", (ROOT / "docs" / "flows.md").read_text(), flags=re.M)[1:]:
-        title = section.splitlines()[0]
-        for block in re.findall(r"^```sh\n(.*?)^```$", section, flags=re.M | re.S):
-            assert title not in found, f"{title}: one block of commands a section"
-            found[title] = block
-    return found
-
-
-def promised(block: str) -> list[str]:
-    """What a block says that it prints. A comment that ends with a colon says what comes next."""
-    said = [line.removeprefix("# ") for line in block.splitlines() if line.startswith("# ")]
-    return [line for line in said if not line.endswith(":")]
-
-
-def missing(expected: list[str], printed: str) -> list[str]:
-    """The first of the expected texts that is not there, after the ones before it, and all that follow."""
-    at = 0
-    for index, text in enumerate(expected):
-        found = printed.find(text, at)
-        if found < 0:
-            return expected[index:]
-        at = found + len(text)
-    return []
+BLOCKS: Final = {block.section: block.text for block in blocks("flows.md")}
 
 
 @pytest.fixture
@@ -46,13 +20,17 @@ def lab() -> Iterator[StandingLab]:
         yield lab
 
 
-@pytest.mark.parametrize("title", blocks())
+@pytest.mark.parametrize("title", BLOCKS)
 def test_the_commands_print_what_the_document_says(lab: StandingLab, title: str) -> None:
-    block = blocks()[title]
+    block = BLOCKS[title]
     expected = promised(block)
     printed = lab.shell(block)
     assert missing(expected, printed) == [], printed
     assert lab.traces() == [], "the block ends with `roost lab down`"
+
+
+def test_a_section_has_one_block_at_most() -> None:
+    assert len(BLOCKS) == len(blocks("flows.md"))
 
 
 def test_what_is_missing_is_found() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import threading
 import time
 import tomllib
 import types
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +21,7 @@ import pytest
 import control.client
 from appliance.lab import DaemonHandle, Lab, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from tests.mutants import ROOT
+from tests.lab.documents import blocks
 
 SHORTER: Final = {
     'active_quiet = "10s"': 'active_quiet = "2s"',
@@ -40,15 +38,14 @@ class Guide:
     """Its blocks, one after the other."""
 
     def __init__(self) -> None:
-        text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-        self.blocks: Iterator[tuple[str, str]] = iter(re.findall(r"```(toml|sh|python)\n(.*?)```", text, re.DOTALL))
+        self.blocks = iter(blocks("guide.md"))
         self.printed: list[str] = []
         self.names: dict[str, Any] = {"print": lambda *words: self.printed.append(" ".join(map(str, words)))}
 
     def next(self, kind: str) -> str:
-        found, text = next(self.blocks)
-        assert found == kind
-        return text
+        block = next(self.blocks)
+        assert block.kind == kind
+        return block.text
 
 
 class Sensor:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ def lab() -> Iterator[StandingLab]:
 @pytest.mark.parametrize("mode", MODES)
 def test_every_command_that_a_lab_names_does_what_it_says_and_nothing_stays(lab: StandingLab, mode: str) -> None:
     told = lab.up(mode)
+    assert "for each" not in lab.shell("./roost status"), "a table's size over one client says nothing"
     printed = [lab.shell(line) for _, line in told["try"] if "--follow" not in line]
     assert "thermostat" in told["client"]
     assert " line " in printed[0]
@@ -57,6 +59,21 @@ def test_a_setting_that_the_appliance_does_not_take_is_said_and_nothing_stays(la
         assert done.returncode == 1
         assert words in done.stderr
         assert lab.traces() == []
+
+
+def test_a_restart_takes_the_configuration_as_it_is_or_says_why_not(lab: StandingLab) -> None:
+    assert "no lab with the name" in lab.run("restart").stderr
+    told = lab.up()
+    config = Path(told["config"])
+    right = config.read_text()
+    config.write_text(f"{right}\nnonsense = 1\n")
+    failed = lab.run("restart")
+    assert failed.returncode == 1
+    assert "unknown key `nonsense` in [network]" in failed.stderr
+    config.write_text(right.replace('name = "web"', 'name = "pages"'))
+    assert lab.run("restart").returncode == 0
+    assert "service pages: " in lab.shell("./roost status")
+    assert "thermostat" in lab.shell("./roost connections"), "its client is still there"
 
 
 def test_down_without_a_lab_says_so(lab: StandingLab) -> None:
