@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 from rich.console import Console
@@ -13,6 +13,9 @@ from rich.table import Table
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.table import console
 from control.core.text import sentence, span
+
+SHARED_BY: Final = 1000
+"""Of fewer connections, what one costs says only that the tables have a size of their own."""
 
 
 @click.command("status")
@@ -45,7 +48,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
     states.add_row(*(f"{number:,}" for number in status["connections"].values()))
     console.print(states)
     console.print(f"awake {status['awake']:,} of {status['max_awake']:,}")
-    each = memory["maps_bytes_per_inactive"]
+    inactive = status["connections"]["IDLE"] + status["connections"]["SLEEP"]
+    each = memory["maps_bytes_per_inactive"] if inactive >= SHARED_BY else None
     console.print(
         f"memory: tables {memory['maps_bytes'] / 1e6:.1f} MB"
         + (f" ({each:,.0f} B for each inactive connection)" if each else "")
