@@ -81,6 +81,7 @@ def tools(root: Path) -> list[Tool]:
         Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"),
         Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"),
         Tool("C floors", (python, "-m", "control.dev.c_layers"), None),
+        Tool("states", (python, "-m", "control.dev.diagram"), None),
         Tool("lock", (python, "-m", "control.dev.lock"), None),
         Tool("shellcheck", ("shellcheck", *SHELL_SCRIPTS), "shellcheck"),
     ]
@@ -137,6 +138,7 @@ def reformat(root: Path) -> None:
     subprocess.run([*python, "check", "--fix-only", "--quiet", *PYTHON_TREES], cwd=root, check=True)
     subprocess.run([*python, "format", "--quiet", *PYTHON_TREES], cwd=root, check=True)
     subprocess.run([sys.executable, "-m", "control.dev.c_layers", "--write"], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "control.dev.diagram", "--write"], cwd=root, check=True)
     subprocess.run([sys.executable, "-m", "control.dev.monitoring"], cwd=root, check=True)
     subprocess.run(["clang-format", "-i", *c_sources(root, ".c", ".h")], cwd=root, check=True)
 

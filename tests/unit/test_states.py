@@ -18,7 +18,9 @@ from control.core.states import (
     State,
     transition_text,
 )
+from control.dev import diagram
 from tests.inner import lib
+from tests.mutants import ROOT
 
 EVERY = list(itertools.product(State, State, Cause))
 
@@ -98,3 +100,38 @@ def test_the_engine_has_the_same_table() -> None:
     numbers = range(16)  # of states and causes, and past them
     legal = {one for one in itertools.product(numbers, numbers, numbers) if lib.roost_testing_is_legal(*one)}
     assert legal == LEGAL
+
+
+def test_the_documents_picture_has_every_transition_and_no_other() -> None:
+    text = (ROOT / diagram.DRAWN).read_text(encoding="utf-8")
+    drawn = set()
+    for source, target, causes in re.findall(r"^    (\S+) --> (\w+): (.*)$", text, re.M):
+        drawn |= {(source.replace("[*]", "NONE"), target, cause) for cause in causes.split(", ")}
+    (columns,) = re.findall(r"^\| to CLOSED by \| (.*) \|$", text, re.M)
+    for cause, row in re.findall(r"^\| `([a-z-]+)` \|((?: [x ] \|)+)$", text, re.M):
+        drawn |= {
+            (source, "CLOSED", cause)
+            for source, mark in zip(columns.split(" | "), row.split("|"), strict=False)
+            if "x" in mark
+        }
+    assert drawn == {(State(source).label, State(target).label, Cause(cause).label) for source, target, cause in LEGAL}
+
+
+def test_a_picture_of_other_states_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "docs").mkdir()
+    text = (ROOT / diagram.DRAWN).read_text(encoding="utf-8")
+    (tmp_path / diagram.DRAWN).write_text(text.replace("IDLE --> SLEEP: quiet", "IDLE --> SLEEP: noise"))
+    assert diagram.main(tmp_path) == 1
+    assert "./roost lint --fix" in capsys.readouterr().out
+    assert diagram.main(ROOT) == 0
+
+
+def test_what_is_around_the_picture_stays() -> None:
+    text = f"before\n{diagram.BEGIN}\n\nold\n{diagram.END}\nafter\n"
+    drawn = diagram.with_diagram(text)
+    assert diagram.diagram() in drawn
+    assert "old" not in drawn
+    assert drawn.startswith("before\n")
+    assert drawn.endswith("\nafter\n")
+    with pytest.raises(ValueError, match="unpack"):
+        diagram.with_diagram("a document without a place for it")
