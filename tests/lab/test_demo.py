@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from appliance.lab import wait_until
-from appliance.lab.processes import python_environment
+from appliance.lab.processes import ROOT, python_environment
 from tests.lab.traces import MARK, leftovers_of, started_by
 
 pytestmark = pytest.mark.alone(
@@ -26,9 +30,20 @@ COMMAND = [sys.executable, "-m", "control.cli.main", "demo", "--clients", str(CL
 
 
 @pytest.fixture(scope="module")
-def finished() -> subprocess.CompletedProcess[str]:
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo is to draw it."""
+    return tmp_path_factory.mktemp("demo") / "demo.svg"
+
+
+@pytest.fixture(scope="module")
+def finished(picture: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, "--json"], env=python_environment(), capture_output=True, text=True, timeout=120, check=False
+        [*COMMAND, "--json", "--picture", str(picture)],
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -80,6 +95,24 @@ def test_xdp_answers_keepalives_while_there_is_no_daemon(told: dict[str, Any]) -
 def test_the_demos_steps_make_up_its_time(told: dict[str, Any]) -> None:
     assert told["seconds"] == pytest.approx(sum(step["seconds"] for step in told["steps"]), abs=0.01)
     assert told["seconds"] < 120
+
+
+def lines_of(picture: Path) -> list[str]:
+    """Its text, # for each number."""
+    lines: dict[str, str] = defaultdict(str)
+    for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
+        lines[text.get("clip-path", "")] += " " + (text.text or "")
+    return [" ".join(re.sub(r"\d[\d,.]*", " # ", line).split()) for line in lines.values()]
+
+
+def test_the_picture_in_the_docs_is_what_the_demo_draws(told: dict[str, Any], picture: Path) -> None:
+    """A new one: sudo ./roost demo --picture docs/demo.svg"""
+    assert told["ok"]
+    shown = lines_of(ROOT / "docs" / "demo.svg")
+    few = [line for line in shown if "costs less than a kernel socket" not in line]
+    assert len(shown) == len(few) + 1, "of few clients the demo does not claim that"
+    assert lines_of(picture) == few
+    assert "://" not in re.sub(r'xmlns="[^"]*"|<!--.*?-->', "", picture.read_text()), "it loads nothing"
 
 
 @pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGINT, 3.0), (signal.SIGTERM, 4.0)])

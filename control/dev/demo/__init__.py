@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 @click.command("demo")
 @click.option("--clients", type=click.IntRange(10, 1_000_000), default=25_000, show_default=True,
               help="How many real clients.")  # fmt: skip
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Also draw what the terminal shows in the end, as an SVG image.")  # fmt: skip
 @json_option
-def command(clients: int, as_json: bool) -> None:
+def command(clients: int, picture: Path | None, as_json: bool) -> None:
     """Real clients fall asleep, are reached, and survive a crash of the daemon; all of it on this machine.
 
     The clients are kernel sockets behind a NAT, in network namespaces that are gone when the demo ends. It needs root,
@@ -31,6 +34,7 @@ def command(clients: int, as_json: bool) -> None:
     Example:
       sudo ./roost demo
       sudo ./roost demo --clients 2000 --json | jq .memory
+      sudo ./roost demo --picture docs/demo.svg
     """
     from appliance.paths import BPFFS, bpffs_is_mounted
 
@@ -53,6 +57,10 @@ def command(clients: int, as_json: bool) -> None:
         from control.dev.demo.screen import show_summary
 
         show_summary(outcome, Console(highlight=False))
+    if picture is not None:
+        from control.dev.demo.screen import draw
+
+        draw(outcome, picture)
     for check in outcome.checks:
         if not check.ok:
             click.echo(f"failed: {check.claim}: expected {check.expected}, measured {check.measured}", err=True)

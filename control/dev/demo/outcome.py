@@ -24,6 +24,10 @@ class Step:
 
     name: str
     seconds: float
+    sentence: str = ""
+    """What came of it."""
+    ok: bool = True
+    """Every check in it held."""
 
 
 @dataclass(slots=True)

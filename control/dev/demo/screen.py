@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the demo looks: live on a terminal, a line for each step elsewhere, nothing for programs; and its summary."""
+"""How the demo looks: live on a terminal, a line for each step elsewhere, nothing for programs; its summary; and a
+picture of both."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +18,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from control.dev.demo.outcome import Outcome
+from control.dev.demo.outcome import Outcome, Step
 from control.dev.demo.story import View
 
 _STATES: Final = (
@@ -23,6 +27,9 @@ _STATES: Final = (
     ("IDLE", "a record in memory", "blue"),
     ("SLEEP", "a record on disk", "magenta"),
 )
+
+
+PICTURE_COLUMNS: Final = 120
 
 
 class LineView(View):
@@ -34,8 +41,9 @@ class LineView(View):
     def began(self, title: str) -> None:
         self._console.print(f"... {title}", markup=False, soft_wrap=True)
 
-    def ended(self, sentence: str, seconds: float, ok: bool) -> None:
-        self._console.print(f"{'ok ' if ok else 'NO '} {sentence} ({seconds:.1f} s)", markup=False, soft_wrap=True)
+    def ended(self, step: Step) -> None:
+        said = f"{'ok ' if step.ok else 'NO '} {step.sentence} ({step.seconds:.1f} s)"
+        self._console.print(said, markup=False, soft_wrap=True)
 
 
 class LiveView(View):
@@ -66,10 +74,9 @@ class LiveView(View):
         with self._lock:
             self._spinner = Spinner("dots", Text(title))
 
-    def ended(self, sentence: str, seconds: float, ok: bool) -> None:
+    def ended(self, step: Step) -> None:
         with self._lock:
-            mark = ("✔ ", "green") if ok else ("✘ ", "bold red")
-            self._done.append(Text.assemble(mark, sentence, (f"  {seconds:.1f} s", "dim")))
+            self._done.append(_line(step))
             self._spinner = None
 
     def status(self, status: Mapping[str, Any] | None) -> None:
@@ -118,6 +125,23 @@ class LiveView(View):
         each = f"{tables / inactive:,.0f} B each" if inactive else ""
         grid.add_row(f"Roost's tables, {inactive:,} asleep in them", f"{tables / 1e6:,.1f} MB", each)
         return grid
+
+
+def _line(step: Step) -> Text:
+    mark = ("✔ ", "green") if step.ok else ("✘ ", "bold red")
+    return Text.assemble(mark, step.sentence, (f"  {step.seconds:.1f} s", "dim"))
+
+
+def draw(outcome: Outcome, path: Path) -> None:
+    """What a terminal shows in the end, as an SVG image that loads nothing, fonts neither."""
+    console = Console(file=StringIO(), record=True, width=PICTURE_COLUMNS, highlight=False, force_terminal=True,
+                      color_system="truecolor")  # fmt: skip
+    for step in outcome.steps:
+        console.print(_line(step))
+    show_summary(outcome, console)
+    picture = console.export_svg(title="sudo ./roost demo", unique_id="demo")
+    picture = re.sub(r"@font-face {.*?}\n", "", picture, flags=re.S)
+    path.write_text("\n".join(line.rstrip() for line in picture.splitlines() if line.strip()) + "\n", encoding="utf-8")
 
 
 def show_summary(outcome: Outcome, console: Console) -> None:

@@ -61,7 +61,7 @@ class View:
     """What shows the story; this one shows nothing, for programs. `status` is called from a thread of its own."""
 
     def began(self, title: str) -> None: ...
-    def ended(self, sentence: str, seconds: float, ok: bool) -> None: ...
+    def ended(self, step: Step) -> None: ...
     def status(self, status: Mapping[str, Any] | None) -> None: ...
     def kernel_socket(self, size: float) -> None: ...
 
@@ -219,8 +219,9 @@ class Story:
         checked, since = len(self.outcome.checks), time.monotonic()
         yield
         seconds = time.monotonic() - since
-        self.outcome.steps.append(Step(name, seconds))
-        self._view.ended(self._sentence, seconds, all(check.ok for check in self.outcome.checks[checked:]))
+        step = Step(name, seconds, self._sentence, all(check.ok for check in self.outcome.checks[checked:]))
+        self.outcome.steps.append(step)
+        self._view.ended(step)
 
     def _check(self, claim: str, expected: str, measured: str, ok: bool) -> None:
         self.outcome.checks.append(Check(claim, expected, measured, ok))
