@@ -19,4 +19,4 @@ def span(seconds: float) -> str:
 
 def sentence(found: Mapping[str, str]) -> str:
     """What an operator should look at (control/channel/attention.py): the object, what happened, and what to do."""
-    return f"{found['object']}: {found['what']}. {found['do'][0].upper()}{found['do'][1:]}."
+    return f"{found['object']}: {found['what'].removesuffix('.')}. {found['do'][0].upper()}{found['do'][1:]}."

@@ -104,3 +104,8 @@ def test_each_finding_has_one_name() -> None:
 
 def test_a_span_is_short() -> None:
     assert [span(s) for s in (0, 1.5, 59, 200, 3600, 187200)] == ["0 s", "1.5 s", "59 s", "3m 20s", "1h", "2d 4h"]
+
+
+def test_a_reason_that_is_a_sentence_keeps_one_full_stop() -> None:
+    told = {"object": 'service "a"', "what": "not yet: cannot listen. ip shows the addresses.", "do": "bring it about"}
+    assert sentence(told) == 'service "a": not yet: cannot listen. ip shows the addresses. Bring it about.'
