@@ -141,4 +141,5 @@ def _show(told: dict[str, Any]) -> None:
             click.echo(f"  # {why}")
         click.echo(f"  {text.replace('| ip', '| sudo ip', 1)}" if text.startswith("echo") else f"  sudo {text}")
     click.echo(f"\nIts configuration and log: {told['config']}, {told['log']}")
+    click.echo("A service of your own in it: docs/tutorial.md")
     click.echo(f"End it with: sudo ./roost lab down{_named(told['name'])}")
