@@ -339,6 +339,17 @@ static void find_leg(struct roost_engine *e, const struct roost_key *key, struct
         roost_table_pair(&e->table, rest, leg);
 }
 
+/* The client itself has ended it, which is said once. */
+static bool is_reset(const struct roost_conn *c) {
+    struct roost_segment segment;
+    for (const struct roost_held *h = c->held; h; h = h->next) {
+        if (!h->server && roost_judge_held(h, c->slot) == ROOST_V_WAKE &&
+            roost_segment_parse(h->data, h->length, h->l3, &segment) && segment.flags & ROOST_RST)
+            return true;
+    }
+    return false;
+}
+
 /* The store's answer to ROOST_EV_NEED_RECORD. */
 void roost_restore(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
@@ -347,7 +358,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     struct roost_rest rest = command->record.rest;
     bool usable = !command->error && rest.id && command->record.ka.snd_nxt == c->slot->snd_nxt &&
                   command->record.ka.rcv_nxt == c->slot->rcv_nxt;
-    if (!usable) {
+    bool unread = command->error && command->error != ENOENT && !c->want_close && !is_reset(c);
+    if (!usable && !unread) {
         /* The record is lost. What is left is enough to tell the client: a socket good for one RST. */
         memset(&rest, 0, sizeof(rest));
         rest.snd_wnd = rest.max_window = 1460;
@@ -356,10 +368,11 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         if (ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED) /* the record alone named the server's leg */
             e->sweep_all = roost_table_buckets(&e->table);
     }
-    uint32_t index = roost_table_rest_alloc(&e->table, true);
-    if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
-        roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, ENOSPC);
-        roost_conn_refuse_server(e, c, ENOSPC);
+    uint32_t index = unread ? ROOST_NO_REST : roost_table_rest_alloc(&e->table, true);
+    if (index == ROOST_NO_REST) { /* none free, or the row cannot be read now: back to sleep; the client retransmits */
+        int error = unread ? command->error : ENOSPC;
+        roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, error);
+        roost_conn_refuse_server(e, c, error);
         c->slot = NULL;
         roost_conn_forget(e, c);
         return;

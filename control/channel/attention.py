@@ -18,6 +18,8 @@ WINDOW_S: Final = 300.0
 FULL: Final = 0.93
 """A table that may grow does so at 92 %."""
 
+NO_SLEEP: Final = "nothing goes to SLEEP, and what sleeps wakes only where its row can be read"
+
 Counts = Mapping[str, int]
 Found = Iterator[tuple[str, str]]
 """(object, what happened to it)."""
@@ -37,7 +39,8 @@ class Watch:
 def _rising(counter: str, thing: str, what: str) -> Callable[[Mapping[str, Any], Counts], Found]:
     def find(status: Mapping[str, Any], grown: Counts) -> Found:
         if (count := grown.get(counter, 0)) > 0:
-            yield thing.format(interfaces=", ".join(status["interfaces"]) or "no interface"), what.format(count=count)
+            interfaces = ", ".join(status["interfaces"]) or "no interface"
+            yield thing.format(interfaces=interfaces, database=status["database"]), what.format(count=count)
 
     return find
 
@@ -50,7 +53,7 @@ def _waiting(status: Mapping[str, Any], _grown: Counts) -> Found:
 
 def _store(status: Mapping[str, Any], _grown: Counts) -> Found:
     if status["store"]["state"] != "ok":
-        yield status["database"], f"{status['store']['state']}; nothing goes to SLEEP, and what sleeps cannot wake"
+        yield status["database"], f"{status['store']['state']}; {NO_SLEEP}"
 
 
 def _unheard(status: Mapping[str, Any], _grown: Counts) -> Found:
@@ -120,7 +123,7 @@ LEVELS: Final = (
           "name the interfaces that clients' packets arrive on"),
     Watch("waiting", "something that the configuration names is not there yet", _waiting,
           "bring it about, or change the configuration; all else goes on"),
-    Watch("store", "the database cannot be used; nothing goes to SLEEP, and what sleeps cannot wake", _store,
+    Watch("store", f"the database cannot be used; {NO_SLEEP}", _store,
           "mend the database; until then everything else goes on"),
     Watch("export", "the history could not be exported", _export,
           "mend it; the next one goes on where the last one stopped"),
@@ -169,18 +172,20 @@ RISING: Final = (
      "see that the database keeps up"),
     ("dropped_snapshots", "snapshots", "{count:,} rows were not written", "see that the database keeps up"),
     ("dropped_audit", "the record of changes", "{count:,} rows were not written", "see that the database keeps up"),
-    ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
+    ("lost_records", "{database}", "{count:,} connections were closed when they were to wake: it had no row of them",
      "was it replaced, or is another daemon writing it?"),
-    ("rescued", "the database", "{count:,} times its file was gone under the daemon; all of it is in a new one",
+    ("rescued", "{database}", "{count:,} times its file was gone under the daemon; all of it is in a new one",
      f"leave it alone while the daemon runs; {SEE_LOG}"),
     ("illegal", "the engine", "{count:,} connections were ended by a fault of Roost's",
      f"please report it; {SEE_LOG}"),
 )  # fmt: skip
 
+OBJECTS: Final = {"interfaces": "an interface", "database": "the database"}
+
 WATCHED: Final = (
     *LEVELS,
     *(
-        Watch(counter, f"{thing.format(interfaces='an interface')}: {what.replace('{count:,}', 'some')}",
+        Watch(counter, f"{thing.format(**OBJECTS)}: {what.replace('{count:,}', 'some')}",
               _rising(counter, thing, what), do)
         for counter, thing, what, do in RISING
     ),

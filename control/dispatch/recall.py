@@ -5,7 +5,8 @@
     CANDIDATE       of a 4-tuple that the filter knows: it may be a false positive, and then has no row
 
 What the engine cannot be told yet, since the database cannot be read, is tried again for READ_PATIENCE_S. The packets
-of these clients are held meanwhile, so patience costs them nothing.
+of these clients are held meanwhile, so patience costs them nothing. Then they are dropped and the client sleeps on: its
+kernel sends them again, and it is tried anew.
 """
 
 from __future__ import annotations
@@ -65,21 +66,27 @@ class Recall:
             rows = self._store.read({key: event.reference for key, event in zip(keys, needed, strict=True)})
         except StoreError as reason:
             why = str(reason)
+        why = why or (self._store.damage if len(rows) < len(keys) else "")
+        self._tell_of_failure(why)
         commands = []
         for event, key in zip(needed, keys, strict=True):
-            if why and now < self._unread.setdefault(key, (event, now + READ_PATIENCE_S))[1]:
+            row = rows.get(key)
+            if row is None and why and now < self._unread.setdefault(key, (event, now + READ_PATIENCE_S))[1]:
                 continue
             self._unread.pop(key, None)
             command = Command(op=Op.RESTORE, cause=event.cause, key=key, id=event.id, token=event.token)
-            if (row := rows.get(key)) is not None:
+            if row is not None:
                 self._counters.restored += 1
                 command.record = records.unpack(key, row[0] + row[1])
                 command.id = command.record.id
+            elif why:
+                self._counters.unanswered += 1
+                command.error = EIO
             else:
                 self._counters.lost_records += 1
-                command.error = EIO if why else ENOENT
+                command.error = ENOENT
                 client = event.record.key
-                log.error("%s cannot wake: %s", client.client_text, why or "the store has no record of it",
+                log.error("%s cannot wake, and is closed: the store has no record of it", client.client_text,
                           extra=about(connection=event.id, client=client))  # fmt: skip
             commands.append(command)
         if commands:
@@ -120,10 +127,13 @@ class Recall:
         """Once when it begins, and once when it is over: a flood can have any number of them asked for."""
         if why and not self._fails:
             log.error(
-                "clients asleep without a slot cannot be woken now; packets are held for %g s: %s", READ_PATIENCE_S, why
+                "clients in SLEEP cannot wake now; their packets are held for %g s, and then until they come again: %s",
+                READ_PATIENCE_S,
+                why,
             )
             self._unanswered = self._counters.unanswered
         elif not why and self._fails:
             given_up = self._counters.unanswered - self._unanswered
-            log.warning("clients asleep without a slot can be woken again; %d were looked for in vain", given_up)
+            log.warning("clients in SLEEP can wake again; %d were looked for in vain, and sleep until they speak again",
+                        given_up)  # fmt: skip
         self._fails = bool(why)

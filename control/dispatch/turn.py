@@ -67,7 +67,7 @@ class Counters:
     lost_records: int = 0
     strangers: int = 0
     unanswered: int = 0
-    """Connections that may sleep without a slot, and could not be looked up in READ_PATIENCE_S."""
+    """Connections in SLEEP, or that may be, whose row could not be read in READ_PATIENCE_S."""
     sleep_deferred: int = 0
     batches: int = 0
 

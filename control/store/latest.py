@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from control.core.states import State
 from control.store import appended, sleeping
+from control.store.file import DamagedError
 from control.store.history import History, Seen
 from control.store.history_rows import HISTORY_COLUMNS, history_values, with_numbers
 from control.store.queues import ID, Batch, Pieces, Queues, unsettled
@@ -64,6 +65,7 @@ class Latest(Reader):
         self._unheard: dict[bytes, sleeping.Committed] = {}  # committed, and not said to on_slept yet
         self._boot_id = boot_id
         self._status = StoreStatus()
+        self._damage: DamagedError | None = None
         self._thread: threading.Thread | None = None
         """The writer."""
 
@@ -74,6 +76,11 @@ class Latest(Reader):
             self._status.pending_history = len(self._queues.rows) + len(self._being_written.rows)
             self._status.kept_history = self._history.kept_rows
             return self._status
+
+    @property
+    def damage(self) -> str:
+        """Why a row that is not found may be there all the same; "": it is not."""
+        return str(self._damage or "")
 
     def flush(self, timeout_s: float = 1.0) -> bool:
         """Wait until all the history, appended rows and rows of schema.KEYED that were queued by now are committed;
@@ -108,13 +115,16 @@ class Latest(Reader):
 
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
         """key -> (ka, rest), or None when no row is found by that key alone. Of what is about to be written or
-        forgotten, and of such a row that an earlier boot wrote (it is about to be put back), it is not known yet: those
-        keys are left out. Like `read` in all else."""
+        forgotten, of such a row that an earlier boot wrote (it is about to be put back), and of what a damaged file has
+        no row of, it is not known yet: those keys are left out. Like `read` in all else."""
         with self._wake:
             batches = [*unsettled(self._queues), *unsettled(self._being_written), self._unheard]
             open_ = {key for key in keys if any(key in batch for batch in batches)}
         found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in open_}
-        for key, ka, rest, boot in self._read_rows(dict.fromkeys(found, 0)):
+        rows = self._read_rows(dict.fromkeys(found, 0))
+        if self._damage is not None:
+            found = {}
+        for key, ka, rest, boot in rows:
             if boot == self._boot_id:
                 found[key] = ka, rest
             else:

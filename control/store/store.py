@@ -129,7 +129,6 @@ class Store(Latest):
         self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
         self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
         self._opened: file.Identity = ()
-        self._damage: file.DamagedError | None = None
         if self._path:
             file.note_files(self._writer_engine, self._path)
             file.refuse_others(self._reader_engine, self._path, lambda: self._opened)

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from appliance.wire import Command, Event, EventType
+from errno import EIO
+
+from appliance.wire import Command, Event, EventType, Op
 from tests.lab.engine_lab import EngineLab, Pair
 
 
@@ -31,3 +33,9 @@ class SlowStore(EngineLab):
         command = self._decide(self._asked(pair)[-1])
         assert command is not None
         self.engine.submit([command])
+
+    def give_up(self, pair: Pair, error: int = EIO) -> None:
+        """The row cannot be read; what is asked from here on is answered at once."""
+        self.slow = False
+        asked = self._asked(pair)[-1]
+        self.engine.submit([Command(Op.RESTORE, key=pair.key.pack(), id=asked.id, token=asked.token, error=error)])

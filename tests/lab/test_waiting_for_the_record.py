@@ -6,11 +6,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from errno import EIO
+
+import pytest
 
 from appliance.lab import Lab
 from appliance.wire import Op
-from control.core.states import State
-from tests.lab.engine_lab import Pair, receive, tcp_info
+from control.core.states import Cause, State
+from tests.lab.engine_lab import Pair, receive, reset, tcp_info
 from tests.lab.forged import forged
 from tests.lab.slow_store import SlowStore
 from tests.lab.test_relay import rss_bytes
@@ -81,3 +84,31 @@ def test_forged_frames_for_a_connection_that_waits_for_its_record_do_not_fill_me
         assert receive(pair.client, 6) == b"answer"
         pair.client.close()
         assert receive(server, 1000) == b"genuine", "its word, once, and no other's"
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_client_whose_record_cannot_be_read_sleeps_on_and_wakes_when_its_kernel_says_it_again(
+    empty_lab: Lab, family: int
+) -> None:
+    with SlowStore(empty_lab) as box:
+        pair = box.connect(family)
+        box.to_sleep(pair)
+        before = len(box.transitions(pair))
+        pair.client.sendall(b"hello")
+        box.wait_asked(pair)
+        box.give_up(pair)
+        server = box.accept(family)
+        assert receive(server, 5) == b"hello"
+        assert box.refusals(pair) == [(Op.RESTORE, EIO)]
+        assert box.transitions(pair)[before:] == [(State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA)]
+
+
+def test_a_client_that_has_reset_is_closed_though_its_record_cannot_be_read(empty_lab: Lab) -> None:
+    """It will not say that again."""
+    with SlowStore(empty_lab) as box:
+        pair = box.connect()
+        box.to_sleep(pair)
+        reset(pair.client)
+        box.wait_asked(pair)
+        box.give_up(pair)
+        box.wait_state(pair, State.CLOSED)

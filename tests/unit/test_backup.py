@@ -17,7 +17,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +32,7 @@ from control.store.owner import LEASE_S
 from control.store.schema import REVISION
 from control.store.store import Store
 from tests.databases import Postgres, Sqlite, written
+from tests.disk import small_disk
 from tests.mutants import ROOT
 from tests.unit.test_owner import SLEEPERS, another_daemon
 from tests.unit.test_store import Recorder, sleeper
@@ -604,16 +605,6 @@ def test_a_backup_that_is_killed_leaves_no_file_by_its_name_or_a_whole_one(box: 
     assert len(seen) > 30
     assert set(seen) == {False, True}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["box", "x"]
-
-
-@contextmanager
-def small_disk(at: Path, size: str) -> Iterator[Path]:
-    at.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], check=True)
-    try:
-        yield at
-    finally:
-        subprocess.run(["umount", str(at)], check=True)
 
 
 def test_a_full_disk_is_told_and_nothing_is_left(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

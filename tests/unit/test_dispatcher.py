@@ -20,6 +20,7 @@ from control.dispatch import capacity, recall, turn
 from control.dispatch.dispatcher import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Dispatcher
 from control.dispatch.turn import history_row
 from control.store.database import StoreError
+from control.store.file import DamagedError
 from control.store.schema import KA_BYTES, REST_BYTES
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key, record
@@ -182,6 +183,20 @@ def test_a_record_that_cannot_be_read_is_tried_again_before_it_is_given_up(
     monkeypatch.setattr(recall, "READ_PATIENCE_S", 0.0)
     still.dispatcher.turn([event(EventType.NEED_RECORD, k)])
     assert still.engine.commands[-1].error == EIO
+    counters = still.dispatcher.counters
+    assert (counters.lost_records, counters.unanswered) == (0, 1), "it is not lost"
+
+
+def test_what_a_damaged_database_does_not_have_is_not_lost(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = still.asleep(1)
+    still.engine.commands.clear()
+    monkeypatch.setattr(recall, "READ_PATIENCE_S", 0.0)
+    monkeypatch.setattr(still.store, "_damage", DamagedError("a page is missing"))
+    still.dispatcher.turn([event(EventType.NEED_RECORD, number) for number in (k, key(9))])
+    assert [(c.key, c.error) for c in still.engine.commands] == [(k.pack(), 0), (key(9).pack(), EIO)]
+    still.dispatcher.turn([event(EventType.CANDIDATE, key(8))])
+    assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.CANDIDATE, EAGAIN)
+    assert still.dispatcher.counters.lost_records == 0
 
 
 def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
@@ -246,9 +261,9 @@ def test_who_cannot_be_looked_up_for_so_long_is_given_up_with_the_reason(
     monkeypatch.setattr(still.store, "asleep", asleep)
     still.dispatcher.turn([event(EventType.CANDIDATE, k)])
     assert still.engine.commands[-1].error == 0
-    said = [line.getMessage() for line in caplog.records if "asleep without a slot" in line.getMessage()]
+    said = [line.getMessage() for line in caplog.records if "clients in SLEEP" in line.getMessage()]
     assert [line.split(": ")[-1] for line in said[:-1]] == ["locked"], "once, however many are wanted"
-    assert said[-1].endswith("3 were looked for in vain")
+    assert "3 were looked for in vain" in said[-1]
 
 
 def test_leaving_sleep_forgets_the_row_and_writes_history_once(rig: Rig) -> None:

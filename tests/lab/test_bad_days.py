@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad days of the database (docs/operations.md): what clients notice, what an operator is told, what comes back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from appliance.lab import Lab
+from control.dispatch.recall import READ_PATIENCE_S
+from control.store.file import SUFFIXES
+from tests.disk import fill, small_disk
+from tests.lab.bad_day import PORTS, Box
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(clients=100) as lab:
+        yield lab
+
+
+def test_a_disk_that_is_full_ends_no_connection_and_all_sleep_again_when_there_is_room(
+    lab: Lab, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "small", "3m") as disk, Box(lab, paths={"database": disk / "roost.db"}) as box:
+        filler = fill(disk)
+        box.all_answered()  # those that wake are to sleep again
+        box.told("store", "is full", str(disk), "make room there")
+        box.heard()
+        box.all_answered()
+        filler.unlink()
+        box.over("store")
+        box.all_answered()
+        box.history_is_whole()
+        assert box.attention() == {}
+        box.daemon.kill()
+
+
+def files(database: Path) -> list[Path]:
+    return [database.with_name(database.name + suffix) for suffix in SUFFIXES]
+
+
+def copy_of(database: Path) -> Path:
+    """What `roost backup` would take."""
+    copy = database.with_name("copy")
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
+def put(copy: Path, database: Path) -> None:
+    for file in files(database):
+        file.unlink(missing_ok=True)
+    copy.rename(database)
+
+
+def remove(database: Path) -> None:
+    for file in files(database):
+        file.unlink()
+
+
+def replace(database: Path) -> None:
+    other = database.with_name("other")
+    other.write_text("no database")
+    other.rename(database)
+
+
+@pytest.mark.parametrize("happens", [remove, replace])
+def test_a_database_that_is_removed_or_replaced_under_the_daemon_is_written_anew(
+    lab: Lab, happens: Callable[[Path], None]
+) -> None:
+    with Box(lab) as box:
+        happens(box.database)
+        box.told("rescued", str(box.database))
+        box.heard()
+        box.all_answered()
+        box.history_is_whole()
+        assert set(box.attention()) == {"rescued"}, "for five minutes"
+
+
+def checkpoint(database: Path) -> None:
+    """What is committed lies in the file itself, and not in its log."""
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def garble(database: Path) -> None:
+    for file in filter(Path.exists, files(database)[:2]):
+        with file.open("r+b") as raw:
+            raw.write(os.urandom(file.stat().st_size))
+
+
+def truncate(database: Path) -> None:
+    checkpoint(database)
+    os.truncate(database, 5000)
+
+
+def overwrite(database: Path) -> None:
+    for file in files(database):
+        file.write_bytes(b"this is no database at all" * 500)
+
+
+def garble_log(database: Path) -> None:
+    log = files(database)[1]
+    with log.open("r+b") as raw:
+        raw.seek(32)
+        raw.write(os.urandom(log.stat().st_size - 32))
+
+
+def speak_until_there_is_a_good_copy(box: Box, copy: Path) -> None:
+    """For longer than the daemon holds what wakes a client."""
+    everybody = len(PORTS) * box.each
+    with ThreadPoolExecutor(1) as thread:
+        said = thread.submit(box.clients.say, everybody, timeout_s=60)
+        box.pause(READ_PATIENCE_S + 1)
+        box.none_lost()
+        put(copy, box.database)
+        assert said.result().answered == everybody
+    box.over("store")
+    box.all_answered()
+    box.settled()
+    assert box.attention() == {}
+
+
+@pytest.mark.parametrize("happens", [truncate, *(pytest.param(one, marks=pytest.mark.soak) for one in
+                                                 (garble, overwrite, garble_log))])  # fmt: skip
+def test_a_database_that_is_damaged_under_the_daemon_costs_no_client_that_waits_for_a_good_copy(
+    lab: Lab, happens: Callable[[Path], None]
+) -> None:
+    with Box(lab) as box:
+        copy = copy_of(box.database)
+        happens(box.database)
+        box.told("store", str(box.database), "is damaged", "Put a good copy in its place", timeout_s=25)
+        box.heard()
+        speak_until_there_is_a_good_copy(box, copy)
+
+
+@pytest.mark.parametrize("happens", [garble, *(pytest.param(one, marks=pytest.mark.soak) for one in
+                                               (truncate, overwrite))])  # fmt: skip
+def test_a_daemon_that_finds_its_database_damaged_costs_no_client_that_waits_for_a_good_copy(
+    lab: Lab, happens: Callable[[Path], None]
+) -> None:
+    with Box(lab) as box:
+        box.daemon.terminate()
+        copy = copy_of(box.database)
+        happens(box.database)
+        box.daemon.start()
+        box.told("store", str(box.database), "is damaged", "Put a good copy in its place")
+        box.heard()
+        speak_until_there_is_a_good_copy(box, copy)
