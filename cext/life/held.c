@@ -77,8 +77,8 @@ void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c) {
 
 void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
     uint8_t packet[ROOST_PROBE_MAX];
-    e->stat[ROOST_E_ANSWERS] +=
-        roost_datapath_send(&e->path, packet, roost_segment_ack(key, ka, roost_coarse_ms(), ka->snd_nxt, packet));
+    size_t length = roost_segment_ack(key, ka, roost_coarse_ms(), ka->snd_nxt, packet);
+    e->stat[roost_datapath_send(&e->path, packet, length) ? ROOST_E_ANSWERS : ROOST_E_PROBE_LOST]++;
 }
 
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {

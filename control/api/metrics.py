@@ -143,7 +143,7 @@ COUNTERS: Final = (
     ("challenge_acks", "counters.challenge_acks", "Challenge ACKs (RFC 5961)."),
     ("challenge_acks_limited", "counters.challenge_acks_limited", "Challenge ACKs not sent: too many."),
     ("probes", "counters.probes_sent", "Keep-alive probes sent."),
-    ("probes_unsent", "counters.probes_unsent", "Keep-alive probes that could not be sent."),
+    ("probes_unsent", "counters.probes_unsent", "Keep-alive probes, and answers to them, that could not be sent."),
     ("probes_raw", "counters.probes_raw", "Keep-alive probes sent by a raw socket."),
     ("probe_deaths", "counters.probe_dead", "Connections given up, since no probe was answered."),
     ("frames_woke", "counters.frames_woke", "Frames that woke a connection."),

@@ -161,7 +161,7 @@ RISING: Final = (
      "see thaw_failed and the load of this machine"),
     ("replay_failed", "{interfaces}", "{count:,} held frames could not be given to the stack",
      f"their senders repeat them; {SEE_LOG}"),
-    ("probes_unsent", "{interfaces}", "{count:,} keep-alive probes could not be sent",
+    ("probes_unsent", "{interfaces}", "{count:,} keep-alive probes, or answers to clients', could not be sent",
      "is there a route to the clients? `roost doctor -c FILE`"),
     ("perhaps_dropped", "[table] filter", "{count:,} packets were dropped for want of an answer from the database",
      "see that the database answers quickly; a flood does the same"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
 from typing import Final
@@ -185,10 +185,12 @@ class EngineSetup:
 
 
 def _index(name: str) -> int:
-    """The index of an interface; 0: there is none."""
-    with suppress(OSError):
+    """The index of an interface; 0: there is none. Raises OSError where that cannot be known."""
+    try:
         return socket.if_nametoindex(name)
-    return 0
+    except OSError:
+        socket.socket().close()  # which it needs, too: without a descriptor it says the same
+        return 0
 
 
 @contextmanager

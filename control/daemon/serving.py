@@ -13,7 +13,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -43,6 +43,9 @@ SPARE_S: Final = 60.0
 
 GIVE_BACK_S: Final = 60.0
 """How often memory that was freed is given back."""
+
+AGAIN_S: Final = 2.0
+"""After which a part that has failed is begun again."""
 
 
 class Repeated(Protocol):
@@ -111,17 +114,15 @@ class Serving:
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
         log.info("ready: %s", ", ".join(map(told, self._services.by_number.values())))
         self._tell_ready()
-        again = (
-            self._manager.run(),
-            self._operations.status.watch(),
-            self._waiting.run(self._arrived),
-            self._hostnames.run(self._config.network.resolve_interval, self._readdress),
-            *(one.run() for one in self._repeated),
-            _give_back_memory(),
+        parts: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
+            self._manager.run,
+            self._operations.status.watch,
+            partial(self._waiting.run, self._arrived),
+            partial(self._hostnames.run, self._config.network.resolve_interval, self._readdress),
+            *(one.run for one in self._repeated),
+            _give_back_memory,
         )
-        tasks = [loop.create_task(one) for one in again]
-        for task in tasks:
-            task.add_done_callback(_tell_of_defect)
+        tasks = [loop.create_task(always(part)) for part in parts]
         try:
             ended = loop.create_task(self._end.wait())
             await asyncio.wait({api, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -183,6 +184,19 @@ async def _give_back_memory() -> None:
     while True:
         await asyncio.sleep(GIVE_BACK_S)
         await asyncio.to_thread(give_back)
+
+
+async def always(part: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run it, and again when it has failed: what it needs of the machine (descriptors, memory) may be there later."""
+    name = getattr(part, "func", part).__qualname__
+    while True:
+        try:
+            return await part()
+        except OSError as error:
+            log.error("%s of the daemon failed, and is begun again in %g s: %s", name, AGAIN_S, error)
+        except Exception:
+            log.exception("%s of the daemon failed, and is begun again in %g s", name, AGAIN_S)
+        await asyncio.sleep(AGAIN_S)
 
 
 def _tell_of_defect(task: asyncio.Task[None]) -> None:

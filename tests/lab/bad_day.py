@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,9 @@ QUIET: Final[dict[str, dict[str, str]]] = {
 PROBE_S: Final = 1
 """Of the clients' kernels, which give up after a minute."""
 
+DEFERRED_S: Final = 40.0
+"""Within which one that was not to go to SLEEP, since the database was away, does: 30 s (ROOST_SLEEP_RETRY_S)."""
+
 
 class Box:
     """with Box(lab) as box: something happens; box.told("store"); box.all_answered()
@@ -50,6 +53,7 @@ class Box:
         self.daemon = lab.daemon(made | config, start=False)
         self.database = Path(config.get("paths", {}).get("database", lab.workspace / "roost.db"))
         self.clients = lab.swarm()
+        self.execute: Callable[[str], Iterable[Any]] = self._execute
 
     def __enter__(self) -> Self:
         self.start()
@@ -131,11 +135,22 @@ class Box:
         time.sleep(for_s)
         assert self.clients.hearing(round(for_s * 1000)).silent == 0
 
+    def all_speak(self, timeout_s: float = 60.0) -> Callable[[], None]:
+        """Each says something; what is returned waits until each is answered, and none was lost."""
+        number = len(PORTS) * self.each
+        (peer,) = self.clients.peers
+        said = peer.send("say", n=number, concurrency=number, size=16, timeout_s=timeout_s, twice=False)
+
+        def answered() -> None:
+            answer = peer.receive(said, timeout_s + 10)
+            assert (answer["answered"], answer["failed"]) == (number, {})
+            self.none_lost()
+
+        return answered
+
     def all_answered(self, timeout_s: float = 20.0) -> None:
         """Each says something, and its server answers; none was lost."""
-        said = self.clients.say(len(PORTS) * self.each, timeout_s=timeout_s)
-        assert (said.answered, said.failed) == (len(PORTS) * self.each, Counter())
-        self.none_lost()
+        self.all_speak(timeout_s)()
 
     # Afterwards
 
@@ -143,14 +158,17 @@ class Box:
         """Transitions of each connection, in order."""
         wait_until(lambda: self.daemon.status()["store"]["pending_history"] == 0, 20, "the history is written")
         found: dict[int, list[Transition]] = defaultdict(list)
-        with closing(sqlite3.connect(self.database)) as database:
-            for number, *step in database.execute('SELECT id, "from", "to", cause FROM history ORDER BY seq'):
-                found[number].append((step[0], step[1], step[2]))
+        for number, *step in self.execute('SELECT id, "from", "to", cause FROM history ORDER BY seq'):
+            found[number].append((step[0], step[1], step[2]))
         return found
 
+    def _execute(self, statement: str) -> list[Any]:
+        with closing(sqlite3.connect(self.database)) as database:
+            return database.execute(statement).fetchall()
+
     def history_is_whole(self) -> None:
-        """It has every client's steps once, in order, and none ended; and nothing is left to attend to."""
-        self.settled()
+        """It has every client's steps once, in order, and none ended."""
+        self.settled(DEFERRED_S)
         history = self.history()
         assert len(history) == len(PORTS) * self.each
         for steps in history.values():

@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from appliance.lab import Lab
+from appliance.lab import Lab, programs
 from control.dispatch.recall import READ_PATIENCE_S
 from control.store.file import SUFFIXES
+from tests.databases import Cluster, Postgres
 from tests.disk import fill, small_disk
-from tests.lab.bad_day import PORTS, Box
+from tests.lab.bad_day import Box
 
 
 @pytest.fixture
@@ -115,13 +115,11 @@ def garble_log(database: Path) -> None:
 
 def speak_until_there_is_a_good_copy(box: Box, copy: Path) -> None:
     """For longer than the daemon holds what wakes a client."""
-    everybody = len(PORTS) * box.each
-    with ThreadPoolExecutor(1) as thread:
-        said = thread.submit(box.clients.say, everybody, timeout_s=60)
-        box.pause(READ_PATIENCE_S + 1)
-        box.none_lost()
-        put(copy, box.database)
-        assert said.result().answered == everybody
+    answered = box.all_speak()
+    box.pause(READ_PATIENCE_S + 1)
+    box.none_lost()
+    put(copy, box.database)
+    answered()
     box.over("store")
     box.all_answered()
     box.settled()
@@ -154,3 +152,49 @@ def test_a_daemon_that_finds_its_database_damaged_costs_no_client_that_waits_for
         box.told("store", str(box.database), "is damaged", "Put a good copy in its place")
         box.heard()
         speak_until_there_is_a_good_copy(box, copy)
+
+
+@pytest.fixture
+def database() -> Iterator[Postgres]:
+    cluster = Cluster()
+    yield Postgres(cluster)
+    cluster.close()
+
+
+def test_postgresql_that_is_killed_costs_no_client(lab: Lab, database: Postgres) -> None:
+    with Box(lab, paths={"database": database.url}) as box:
+        box.execute = database.execute
+        database.take_away()
+        answered = box.all_speak()
+        box.told("store", database.away, "nothing goes to SLEEP")
+        box.pause(READ_PATIENCE_S + 1)
+        box.none_lost()
+        database.give_back()
+        answered()
+        box.over("store")
+        box.all_answered()  # those that are IDLE for the database was away would go to SLEEP in 30 s
+        box.history_is_whole()
+        assert box.attention() == {}
+
+
+MUTE = "table inet mute { chain c { type filter hook input priority 0; tcp dport 5432 drop; }; }"
+
+
+@pytest.mark.soak
+def test_postgresql_that_says_nothing_costs_no_client(lab: Lab) -> None:
+    here = lab.address("lan", "eth0")
+    server = programs.Postgres(lab, "lan", [(here, 5432)])
+    url = f"postgresql://postgres@{here}/postgres"
+    with Box(lab, paths={"database": url}) as box:
+        box.execute = lambda statement: (map(int, line.split("|")) for line in server.execute(statement).splitlines())
+        lab.nft("lan", MUTE)
+        answered = box.all_speak()
+        box.told("store", url.rpartition("@")[2], "nothing goes to SLEEP")
+        box.pause(READ_PATIENCE_S + 1)
+        box.none_lost()
+        lab.nft("lan", "delete table inet mute")
+        answered()
+        box.over("store")
+        box.all_answered()  # those that are IDLE for the database was away would go to SLEEP in 30 s
+        box.history_is_whole()
+        assert box.attention() == {}
