@@ -142,6 +142,8 @@ class Daemon:
                 asyncio.run(hostnames.ask())
             engine = self._engine(store, max_awake)
             try:
+                if not store.exists and not (engine.slots_in_sleep() or engine.stats()["filter_members"]):
+                    store.open()
                 status = self._run_engine(engine, store, services, listeners, waiting, hostnames, max_awake)
             finally:
                 engine.close()
@@ -205,7 +207,7 @@ class Daemon:
             paired_lease_s=standby.lease if standby.address else None,
         )
         try:
-            error = store.open(self._wanted)
+            error = store.open(self._wanted, awaited=bool(tables_of(self._config.pin_dir)))
         except OwnedError as why:
             if self._wanted():
                 raise

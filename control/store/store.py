@@ -122,7 +122,7 @@ class Store(Latest):
         self._generation = time.time_ns()
         self._gathering = False  # the writer waits for more
         self._closing = False
-        self._prepared = False
+        self._prepared = self._awaited = False
         self._wanted_services: dict[str, int] = {}
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
@@ -142,10 +142,12 @@ class Store(Latest):
         """Whether there is a database, as far as a look at its path tells."""
         return not self._path or Path(self._path).exists()
 
-    def open(self, wanted: Callable[[], bool] = lambda: True) -> str:
+    def open(self, wanted: Callable[[], bool] = lambda: True, awaited: bool = False) -> str:
         """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
-        Raises StoreError when it must not be: the database is another daemon's, or its path leads nowhere. One of a
-        pair waits until it has the database, or it is not wanted any more (OwnedError)."""
+        awaited: connections sleep by its rows, so that no file of SQLite's is made where there is none. Raises
+        StoreError when it must not be: the database is another daemon's, or its path leads nowhere. One of a pair waits
+        until it has the database, or it is not wanted any more (OwnedError)."""
+        self._awaited = awaited
         if self._path and (problem := file.problem_of_directory(self._path)):
             raise StoreError(problem)
         first: tuple[int, int] | None = None
@@ -230,6 +232,12 @@ class Store(Latest):
 
     def _prepare(self) -> None:
         if self._path:
+            if self._awaited and not self.exists:
+                raise StoreError(
+                    f"there is no {self._path}, by whose rows connections sleep: put it back (is its disk mounted?) or "
+                    "let them go: stop the daemon, then roost unpin"
+                )
+            self._awaited = False
             if self._damage is not None:
                 file.check(self._path)
                 self._damage = None

@@ -113,6 +113,36 @@ def garble_log(database: Path) -> None:
         raw.write(os.urandom(log.stat().st_size - 32))
 
 
+def test_a_daemon_that_finds_no_database_waits_for_that_of_its_sleepers(lab: Lab) -> None:
+    """A disk that was not mounted is one reason."""
+    with Box(lab) as box:
+        box.daemon.terminate()
+        away = box.database.rename(box.database.with_name("away"))
+        box.daemon.start()
+        box.told("store", f"there is no {box.database}, by whose rows connections sleep", "is its disk mounted?")
+        answered = box.all_speak()
+        box.pause(1)
+        put(away, box.database)
+        answered()
+        box.over("store")
+        box.over("rules")  # what is read at the start is read now
+        box.all_answered()
+        box.settled()
+        assert box.attention() == {}
+
+
+def test_where_none_sleeps_a_database_is_made(lab: Lab) -> None:
+    box = Box(lab)
+    box.start()
+    box.daemon.terminate()
+    box.database.unlink()
+    box.daemon.start()
+    assert box.database.exists()
+    assert box.attention() == {}
+    box.come()
+    box.history_is_whole()
+
+
 def speak_until_there_is_a_good_copy(box: Box, copy: Path) -> None:
     """For longer than the daemon holds what wakes a client."""
     answered = box.all_speak()
