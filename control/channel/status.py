@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from appliance.box.memory import resident_bytes
-from control.channel.attention import WINDOW_S, attention, counters
+from control.channel.attention import OF_STORE, WINDOW_S, attention, counters
 from control.config import Service
 from control.core.ports import EnginePort
 from control.core.states import State
@@ -37,7 +37,10 @@ class Status:
         self._parts = parts
         self._facts = facts
         self._began = time.monotonic()
-        self._samples: deque[dict[str, int]] = deque([counters(self._read())], round(WINDOW_S / SAMPLE_S))
+        status = self._read()
+        # Those of the daemon began at 0, and what it met at its start is to be told; those of XDP may be a year old.
+        first = counters(status) | dict.fromkeys((*status["control"], *OF_STORE), 0)
+        self._samples: deque[dict[str, int]] = deque([first], round(WINDOW_S / SAMPLE_S))
 
     async def watch(self) -> None:
         """Note the counters from time to time, for ever."""

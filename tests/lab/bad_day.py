@@ -67,9 +67,12 @@ class Box:
 
     def start(self, **options: Any) -> None:
         """The servers and the daemon. options: of DaemonHandle.start."""
-        for port in PORTS.values():
-            self.lab.server(port)
+        self.serve()
         self.daemon.start(**options)
+
+    def serve(self) -> None:
+        """Servers begin."""
+        self.servers = [self.lab.server(port) for port in PORTS.values()]
 
     def come(self) -> None:
         """The clients connect, and each goes to its state."""
@@ -94,20 +97,17 @@ class Box:
         """By name."""
         return {one["name"]: one for one in self.daemon.status()["attention"]}
 
-    def told(self, name: str, *words: str, timeout_s: float = 15.0) -> dict[str, str]:
-        """Wait until `attention` has it, with these words in object or what."""
+    def told(self, name: str, *words: str, timeout_s: float = 15.0) -> None:
+        """Wait until `attention` has it, with these words in object or what, and says what to do."""
 
         def is_told() -> bool:
-            one = self.attention().get(name, {"object": "", "what": ""})
-            return bool(one["object"]) and all(word in f"{one['object']}: {one['what']}" for word in words)
+            found = [one for one in self.daemon.status()["attention"] if one["name"] == name]
+            return any(one["do"] and all(word in f"{one['object']}: {one['what']}" for word in words) for one in found)
 
         try:
             wait_until(is_told, timeout_s, f"attention has {name} with {words}")
         except TimeoutError as late:
-            raise TimeoutError(f"{late}; it has {self.attention()}") from None
-        one = self.attention().get(name, {})
-        assert one.get("do"), "what to do"
-        return one
+            raise TimeoutError(f"{late}; it has {self.daemon.status()['attention']}") from None
 
     def over(self, name: str, timeout_s: float = 40.0) -> None:
         """Wait until `attention` has it no more."""

@@ -131,6 +131,18 @@ def test_a_daemon_that_finds_no_database_waits_for_that_of_its_sleepers(lab: Lab
         assert box.attention() == {}
 
 
+def test_a_log_that_is_damaged_after_a_crash_costs_those_whose_rows_were_in_it_and_none_else(lab: Lab) -> None:
+    """SQLite takes it for one that was never written. Who was awake is lost by the crash."""
+    with Box(lab) as box:
+        box.daemon.kill()
+        garble_log(box.database)
+        box.daemon.start()
+        box.told("lost_records", str(box.database), f"{box.each} connections were closed")
+        assert box.states() == {"ACTIVE": 0, "STANDBY": 0, "IDLE": box.each, "SLEEP": 0}
+        assert box.clients.stats().open == box.each
+        assert box.clients.say(box.each).answered == box.each
+
+
 def test_where_none_sleeps_a_database_is_made(lab: Lab) -> None:
     box = Box(lab)
     box.start()

@@ -86,3 +86,22 @@ def test_a_gateway_that_gets_another_mac_while_clients_sleep_costs_none(lab: Lab
         box.all_answered()
         box.history_is_whole()
         assert box.attention() == {}
+
+
+CHECKED = {"health": {"check": "tcp", "interval": "100ms", "fall": 2, "rise": 2}}
+PATIENT = {"connect_timeout": "30s", "on_server_close": "standby"}
+
+
+def test_servers_that_are_away_cost_no_client(lab: Lab) -> None:
+    with Box(lab, CHECKED | PATIENT) as box:
+        for server in box.servers:
+            server.process.kill()
+        box.told("servers", 'service "sleep"', "1 of 1 servers down", "connection refused", "its clients wait")
+        box.heard()
+        answered = box.all_speak()
+        box.pause(2)
+        box.serve()
+        answered()
+        box.over("servers")
+        box.history_is_whole()
+        assert box.attention() == {}
