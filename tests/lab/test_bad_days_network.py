@@ -23,8 +23,15 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-@pytest.mark.parametrize("ifname", ["wan0", "lan0"])
-@pytest.mark.parametrize("interface", ["transient", "persistent"])
+@pytest.mark.parametrize(
+    ("interface", "ifname"),
+    [
+        ("transient", "wan0"),
+        ("persistent", "lan0"),
+        pytest.param("transient", "lan0", marks=pytest.mark.soak),
+        pytest.param("persistent", "wan0", marks=pytest.mark.soak),
+    ],
+)
 def test_an_interface_that_goes_and_comes_back_with_another_index_costs_no_client(
     lab: Lab, interface: str, ifname: str
 ) -> None:
