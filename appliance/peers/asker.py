@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's reach for its clients: through HTTP CONNECT at the appliance's attach address, or by their own address.
 
-For each target: connect, `CONNECT target HTTP/1.1`, wait for 200, `ASK nonce`, wait for `TELL name nonce`, close.
+For each target: connect, `CONNECT target HTTP/1.1`, wait for 200, `ASK nonce`, wait for `TELL name nonce`, close. What
+the client itself asks meanwhile (`ECHO x`) is answered as appliance.peers.server does.
 Without a proxy: connect to the target itself, and `ASK nonce`.
 
 Commands
@@ -125,9 +126,13 @@ class Asking:
                 return
             call.phase, call.data = 2, rest
             os.write(fd, f"ASK {call.nonce}\n".encode())
-        if call.phase == 2 and call.data:
+        while call.phase == 2 and call.data:
+            line, found, rest = call.data.partition(b"\n")
+            if found and line.startswith(b"ECHO "):
+                os.write(fd, line + b"\n")
+                call.data = rest
+                continue
             call.answer_us = call.answer_us or now_us
-            line, found, _ = call.data.partition(b"\n")
             if not found:
                 return
             words = line.decode("ascii", "replace").split(" ")
@@ -137,6 +142,7 @@ class Asking:
             self.latency_us.append(call.answer_us)
             del self.calls[fd]
             os.close(fd)
+            return
 
     def expire(self) -> None:
         now = time.perf_counter_ns()
