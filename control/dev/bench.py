@@ -113,6 +113,12 @@ _bench("boot", "Boot a Debian with Roost as its service in the place of the lab'
 _bench("reboot", "The same machine is rebooted, loses its power, and finds its clock an hour late, and early.",
        _number("--connections", 150, least=9), _ROOT,
        _number("--probe", 30.0, "Seconds between a client's keep-alives.", name="probe_s"))  # fmt: skip
+_bench("soak", "Days, compressed, of an appliance to which everything happens that may: none is lost.",
+       _number("--minutes", 45.0, least=0.1), _number("--clients", 50_000, "Real ones.", 50),
+       _number("--simulated", 1_000_000, "Born asleep.", 1000), _number("--seed", 1, "Of all that is at random.", 0),
+       click.Option(["--faults"], default="", metavar="NAMES", help="Those that come, separated by commas; else all."),
+       click.Option(["--log"], type=click.Path(dir_okay=False, writable=True),
+                    help="A file for what happened, in Markdown."))  # fmt: skip
 _bench("policy", "How long until every sleeping client obeys a rule, and a changed policy.",
        _number("--connections", 100_000, least=1000), _number("--runs", 3),
        _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip

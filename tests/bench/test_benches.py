@@ -62,6 +62,8 @@ CONTRACT = {
     "takeover": LIFE | {"answered_s", "missed_s"},
     "boot": LIFE | {"boot_s", "start_s", "upgrade_s", "native_xdp", "left_behind", "not_woken", "other_numbers"},
     "reboot": LIFE | {"reboot_s", "cut_s", "behind_s", "ahead_s", "cut_forgotten", "not_woken"},
+    "soak": (LIFE - {"pause_ms"})
+    | {"unanswered_keepalives", "illegal_transitions", "memory_growth_ratio", "faults", "findings"},
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "control": {
