@@ -33,6 +33,8 @@ from appliance.peers.lines import Command, tcp_info
 from appliance.peers.swarm import _GREETING, _QUIET, _SPEAKING, Connecting, Swarm, name_of
 
 _TURN_S = 0.02
+_GREETING_S = 15.0
+"""A client that has no welcome by then, since its server has just gone, tries it anew."""
 _AGAIN_S = 1.0
 """Between two attempts to replace clients, and two looks for answers that are overdue."""
 
@@ -156,7 +158,7 @@ class Habits(Swarm):
     def expire(self) -> None:
         now = time.perf_counter_ns()
         for fd, (_, since) in list(self.waiting.items()):
-            limit_s = self.timeout_s if self.state[fd] == _SPEAKING else 60.0
+            limit_s = self.timeout_s if self.state[fd] == _SPEAKING else _GREETING_S
             if now - since > limit_s * 1e9:
                 self.lose(fd, "no answer in time")
 
