@@ -223,7 +223,8 @@ class Daemon:
         config = self._config
         tls = _tls(config)
         self._handover.give(engine)
-        setup = EngineSetup(engine, config, waiting)
+        silence = quarantine.Quarantine(config)
+        setup = EngineSetup(engine, config, waiting, silence.begin, silence.end)
         setup.begin(services.by_number, services.spec, self._undo)
         rules = Rules(store, EngineRules(engine), services.configured)
         rules.load()
@@ -242,7 +243,7 @@ class Daemon:
         if standby := config.standby.address:
             store.watch_lease(engine.lease)
         if found.other_boot:
-            quarantine.begin(config)
+            silence.begin("rows")
         dispatcher.states = list(found.states)
         for port in found.ports:
             engine.reserve_link_port(port)
@@ -272,7 +273,7 @@ class Daemon:
         self._undo.pop_all()
         self._handover.done()
         reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span,
-                                partial(quarantine.end, config.instance))  # fmt: skip
+                                partial(silence.end, "rows"))  # fmt: skip
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
         grouping_thread = _thread("groups", grouping.run)

@@ -53,7 +53,12 @@ class EngineSetup:
     """Tells the engine of interfaces, the router and the services, in the order in which one thing needs the other, and
     of what is not there yet as soon as it is (waiting)."""
 
-    def __init__(self, engine: Engine, config: Config, waiting: Waiting) -> None:
+    def __init__(self, engine: Engine, config: Config, waiting: Waiting,
+                 lost: Callable[[str], None] = lambda what: None,
+                 heard_again: Callable[[str], None] = lambda what: None) -> None:  # fmt: skip
+        """lost, heard_again: called with the interface that is not heard any more, and when it is again."""
+        self._tell_lost, self._tell_heard = lost, heard_again
+        self._lost: set[str] = set()
         self._engine = engine
         self._config = config
         self._waiting = waiting
@@ -121,6 +126,9 @@ class EngineSetup:
             with _not_yet(ENODEV):
                 self._engine.steer(name, servers=not clients)
             self._steered.add(name)
+        if name in self._lost:
+            self._lost.discard(name)
+            self._tell_heard(f"interface {name}")
 
     def _hear(self, name: str) -> None:
         if name in self.interfaces:
@@ -147,6 +155,9 @@ class EngineSetup:
             del self._indexes[name]
             self.interfaces.pop(name, None)
             self._steered.discard(name)
+            if name not in self._lost:
+                self._lost.add(name)
+                self._tell_lost(f"interface {name}")
             lost = "it has gone, or was made anew, and nothing is heard there; `ip link` lists those there are"
             self._waiting.begin_again(f"interface {name}", partial(self._interface, name), lost)
 

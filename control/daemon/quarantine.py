@@ -10,7 +10,8 @@ answer by a reset of its own.
 
 It begins before there is a network, by `roost up --quarantine` (vagrant/systemd/roost-quarantine.service), or at the
 latest when a daemon finds rows from before the reboot; it ends when all rows are in the table, and where no daemon
-comes by itself, after MOST_S.
+comes by itself, after MOST_S. Likewise while an interface is not heard that was: what was attached to it has gone with
+it, and one that is made anew under its name passes frames before anything is attached to it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterable
 from typing import Final
 
@@ -90,6 +92,29 @@ def _routed(host: str, port: int, lan: str) -> Iterable[str]:
         else:
             whose = f"{family} {address} {host} "
         yield f"{interface} {{ {lan} }} {whose}tcp {side} {port} tcp {side} @theirs"
+
+
+class Quarantine:
+    """A daemon's: there is one while there is a reason for it. For any thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._reasons: set[str] = set()
+
+    def begin(self, reason: str) -> None:
+        """Where there is none yet, as far as that can be done."""
+        with self._lock:
+            if not self._reasons:
+                begin(self._config)
+            self._reasons.add(reason)
+
+    def end(self, reason: str) -> None:
+        """Unless there is another reason; also one that was begun before this daemon was there."""
+        with self._lock:
+            self._reasons.discard(reason)
+            if not self._reasons:
+                end(self._config.instance)
 
 
 def begin(config: Config) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
+from errno import ENOBUFS
 from typing import Final
 
 from appliance.engine import EngineError
@@ -20,6 +23,28 @@ log = logging.getLogger("roost.daemon")
 
 RETRY_S: Final = 1.0
 REMIND_S: Final = 60.0
+
+
+NEWS_BYTES: Final = 1 << 16
+RTMGRP_LINK: Final = 1
+"""linux/rtnetlink.h"""
+
+
+def _news_of_links() -> socket.socket:
+    """Each message says that an interface came, went or changed (rtnetlink(7))."""
+    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    news = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
+    news.bind((0, RTMGRP_LINK))
+    return news
+
+
+async def _read(news: socket.socket) -> None:
+    """One message, or the fact that some were lost."""
+    try:
+        await asyncio.get_running_loop().sock_recv(news, NEWS_BYTES)
+    except OSError as error:
+        if error.errno != ENOBUFS:
+            raise
 
 
 class NotYetError(Exception):
@@ -66,12 +91,16 @@ class Waiting:
             log.info("%s is there now", what)
             self._tell()
 
+    def look(self) -> None:
+        """Whether something has gone."""
+        for look in self._looks:
+            look()
+
     def again(self) -> bool:
         """Try each step that waits; whether one was made. One that fails for another reason is tried again as well:
         clients are served already."""
         made = False
-        for look in self._looks:
-            look()
+        self.look()
         for what, step in list(self._steps.items()):
             try:
                 step()
@@ -84,16 +113,23 @@ class Waiting:
         return made
 
     async def run(self, then: Callable[[], None]) -> None:
-        """Try them again and again, and call `then` after one was made."""
+        """Try them again and again, and call `then` after one was made. Whether something has gone is looked at as soon
+        as an interface comes, goes or changes, too."""
         told = time.monotonic()
-        while True:
-            await asyncio.sleep(RETRY_S)
-            if self.again():
-                then()
-            if time.monotonic() - told >= REMIND_S:
-                told = time.monotonic()
-                for sentence in self.told:
-                    log.warning("still waiting: %s", sentence)
+        with closing(_news_of_links()) as news:
+            while True:
+                # A step waits for its time, even if what it needs has come: an interface is still being set up then.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        while True:
+                            await _read(news)
+                            self.look()
+                if self.again():
+                    then()
+                if time.monotonic() - told >= REMIND_S:
+                    told = time.monotonic()
+                    for sentence in self.told:
+                        log.warning("still waiting: %s", sentence)
 
     def _tell(self) -> None:
         self.told[:] = [f"{what}: {reason}" for what, reason in self._reasons.items()]

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import socket
+import time
 from contextlib import ExitStack
 
 import pytest
 
 from appliance.lab import Lab, wait_until
+from tests.bench.upgrade import Speaking
 from tests.lab.echo import Echo
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.fixtures import ip
 
-PORT = 8000
+PORT, MANY = 8000, 100
 ASLEEP = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "500ms"}
 
 
@@ -61,3 +63,25 @@ def test_an_interface_may_be_made_anew_any_number_of_times(box: EngineLab) -> No
     pair = box.connect()
     box.to_idle(pair)
     box.wake_and_answer(pair)
+
+
+def test_clients_that_speak_as_soon_as_an_interface_has_come_back_are_not_reset(empty_lab: Lab) -> None:
+    """It is deleted and made anew at once: between that and the moment when it is heard again, the kernel is alone."""
+    lab = empty_lab
+    daemon = lab.daemon(lab.config(PORT, policy=ASLEEP))
+    with ExitStack() as stack:
+        stack.callback(daemon.close)
+        stack.callback(lab.server(PORT).close)
+        clients = lab.swarm()
+        stack.callback(clients.close)
+        assert clients.connect(MANY, (lab.address("box", "wan0"), PORT)).connected == MANY
+        speaking = Speaking(clients, MANY, concurrency=4, apart_ms=1, timeout_s=60)
+        speaking.start()
+        for seconds in (0.0, 0.5, 1.5):
+            lab.remove_link("box", "wan0")
+            time.sleep(seconds)
+            lab.renew_link("box", "wan0")
+            time.sleep(2)
+        speaking.end()
+        assert (speaking.failed, clients.stats().dead) == (0, {})
+        wait_until(lambda: "quarantine" not in lab.nft("box", "list tables"), 10, "resets are sent again")
