@@ -20,6 +20,8 @@ OTHER_DESCRIPTORS: Final = 400
 DESCRIPTORS_EACH: Final = 2
 SILENCE_S: Final = KEEPIDLE_S + 2 * KEEPINTVL_S
 """Without an ACK for so long, a client has sent a probe at least once more in vain."""
+ECHO_S: Final = 60.0
+"""After a fault that costs echoes of timestamps, a client that spoke meanwhile has said something again by then."""
 CORRUPT: Final = ("wrong answer", "answer to nothing")
 SHOWN: Final = 5
 """Findings of one kind that are described one by one, each time."""
@@ -87,8 +89,6 @@ class Sample:
     sockets: int
     awake: int
     pid: int
-    checkpoint: bool
-    """All that the daemon has is what its predecessor handed over a moment ago."""
 
     @property
     def lasting(self) -> int:
@@ -103,6 +103,8 @@ class Checks:
     windows: list[Window] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    points: list[int] = field(default_factory=list)
+    """What is compared in the end (soak.growth): lasting memory, bytes."""
     ends: Counter[str] = field(default_factory=Counter)
     """Connections that faults have cost, by fault."""
     lost_connections: int = 0
@@ -111,6 +113,7 @@ class Checks:
     resets_of_faults: int = 0
     unanswered_keepalives: int = 0
     illegal_transitions: int = 0
+    without_echo: int = 0
     longest_ms: int = 0
     most_awake: int = 0
     states: Counter[str] = field(default_factory=Counter)
@@ -218,8 +221,14 @@ class Checks:
             self.find(f"1: {gone:,} simulated clients have lost their connections")
         offences = self.scene.simulator.offences()
         for kind, number in offences.items():
-            if more := number - self._offences.get(kind, 0):
-                self.find(f"1: {more:,} frames to simulated clients were wrong: {kind}")
+            more = number - self._offences.get(kind, 0)
+            if kind == "zero_tsecr" and any(window.cost.no_echo and window.ended > time.monotonic() - ECHO_S
+                                            for window in self.windows):  # fmt: skip
+                self.without_echo += more
+            elif more:
+                first = next(one for one in self.scene.simulator.first_offences() if one.kind == kind)
+                self.find(f"1: {more:,} frames to simulated clients were wrong: {kind}; the first was for client "
+                          f"{first.client}: {first.frame.hex()}")  # fmt: skip
         self._offences = offences
 
     # 6
@@ -261,13 +270,14 @@ class Checks:
 
     # 7
 
-    def sample(self, status: dict[str, Any], checkpoint: bool = False) -> None:
+    def sample(self, status: dict[str, Any]) -> Sample:
         """7. Memory is bounded: what the appliance takes now."""
         taken = memory(self.scene.lab, self.scene.box.daemon)
         self.samples.append(Sample(time.monotonic() - self.began, taken.daemon, taken.maps, taken.sockets,
-                                   status["awake"], status["pid"], checkpoint))  # fmt: skip
+                                   status["awake"], status["pid"]))  # fmt: skip
         self.most_awake = max(self.most_awake, status["awake"])
         self.states.update(state for state, number in status["connections"].items() if number)
+        return self.samples[-1]
 
     # 9
 

@@ -35,6 +35,9 @@ class Cost:
     """Keep-alives may be unanswered while it lasts."""
     resets: bool = False
     """RSTs may come of it."""
+    no_echo: bool = False
+    """ACKs may leave that echo no timestamp (TSecr 0): the kernel cannot be told the last one of the client's, and a
+    socket that was handed over learns it from the client's next segment. Hosts take no round trip from such an ACK."""
 
 
 NOTHING: Final = Cost()
@@ -214,7 +217,8 @@ def forged(scene: Scene, _: random.Random) -> None:
 FAULTS: Final = (
     Fault("kill", "SIGKILL of the daemon; another one within 5 s", kill, AWAKE, 2),
     Fault("stop", "the daemon is stopped in order, and started within 5 s", stop, AWAKE),
-    Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over, share=2),
+    Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over,
+          Cost(no_echo=True), 2),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
