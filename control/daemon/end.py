@@ -125,7 +125,8 @@ def _write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: En
     deadline = now + within_s
     while left and now < min(deadline, moved + STILL_S) and not end.reason and not store.status.error:
         waited_for = max(asked - (first - left), 0)
-        if waited_for <= PAGE // 2:  # the store's queue takes a page, and would refuse all at once
+        # The store's queues take a page, and would refuse all at once, and drop what the history has of them.
+        if waited_for <= PAGE // 2 and store.status.pending_history <= PAGE:
             engine.submit([Command(op=Op.DESCEND, cause=Cause.SHUTDOWN, count=PAGE - waited_for)])
             asked += PAGE - waited_for
         time.sleep(0.02)
