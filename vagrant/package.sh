@@ -26,6 +26,7 @@ architecture=$(dpkg --print-architecture)
 python=$(/usr/bin/python3 -c 'import sys; print(f"python3 (>= 3.{sys.version_info[1]}), python3 (<< 3.{sys.version_info[1] + 1})")')
 run=$(awk '$1 !~ /^#/ && $2 == "run" { printf ", %s", $1 }' "$checkout/vagrant/packages.txt")
 depends="$python, libbpf1, libelf1, zlib1g, libsqlite3-0, systemd$run"
+install -D -m 644 "$checkout/vagrant/keepalived.conf" "$root/usr/share/doc/roost/examples/keepalived.conf"
 /usr/bin/python3 "$checkout/vagrant/bill.py" "$root/usr/lib/roost" "$work/report.json" "$depends" "$root/usr/share/doc/roost"
 mkdir "$root/DEBIAN"
 for each in postinst prerm postrm; do
