@@ -80,12 +80,14 @@ class DaemonHandle:
                 raise DaemonError(f"the daemon ended (exit code {self._process.wait()}):\n{self.log_tail()}"
                                   f"{self._sockets()}")  # fmt: skip
             try:
-                self.status()
-                return
-            except httpx.TransportError as problem:
-                if time.monotonic() > deadline:
-                    raise DaemonError(f"no answer on {self.control_socket} within {timeout_s} s ({problem}):\n"
-                                      f"{self.log_tail()}") from None  # fmt: skip
+                if not (problem := self.standby()):
+                    self.status()
+                    return
+            except httpx.TransportError as error:
+                problem = str(error)
+            if time.monotonic() > deadline:
+                raise DaemonError(f"no answer on {self.control_socket} within {timeout_s} s ({problem}):\n"
+                                  f"{self.log_tail()}")  # fmt: skip
             time.sleep(0.02)
 
     def _sockets(self) -> str:

@@ -101,6 +101,8 @@ static struct roost_asked_for *asked_for(struct roost_engine *e, const struct ro
  * would be reset): its sender says the same again, and then it passes. */
 static void stranger(struct roost_engine *e, const struct roost_frame *f) {
     struct roost_segment segment;
+    if (roost_lease_is_over(e))
+        return; /* it may be another machine's, and would be reset here */
     if (f->why == ROOST_WHY_CANDIDATE && f->length && e->path.births_gate->services &&
         roost_segment_parse(f->data, f->length, f->l3, &segment) && !(segment.flags & ROOST_SYN))
         return;

@@ -356,9 +356,10 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     if (!c || c->phase != ROOST_ASKED)
         return;
     struct roost_rest rest = command->record.rest;
-    bool usable = !command->error && rest.id && command->record.ka.snd_nxt == c->slot->snd_nxt &&
+    bool over = roost_lease_is_over(e); /* the row may be another machine's, which has woken the client */
+    bool usable = !over && !command->error && rest.id && command->record.ka.snd_nxt == c->slot->snd_nxt &&
                   command->record.ka.rcv_nxt == c->slot->rcv_nxt;
-    bool unread = command->error && command->error != ENOENT && !c->want_close && !is_reset(c);
+    bool unread = over || (command->error && command->error != ENOENT && !c->want_close && !is_reset(c));
     if (!usable && !unread) {
         /* The record is lost. What is left is enough to tell the client: a socket good for one RST. */
         memset(&rest, 0, sizeof(rest));
@@ -370,7 +371,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     uint32_t index = unread ? ROOST_NO_REST : roost_table_rest_alloc(&e->table, true);
     if (index == ROOST_NO_REST) { /* none free, or the row cannot be read now: back to sleep; the client retransmits */
-        int error = unread ? command->error : ENOSPC;
+        int error = over ? EAGAIN : unread ? command->error : ENOSPC;
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, error);
         roost_conn_refuse_server(e, c, error);
         c->slot = NULL;

@@ -49,7 +49,7 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
     if not check and not quarantine:
         from control.daemon.handover import HandOver  # before all else: clients of the daemon before wait for it
 
-        environment = dict(os.environ)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         handover = HandOver()
         if handover.kept:  # else the end, before the daemon hears signals itself, would be that of all who wait for it

@@ -133,7 +133,10 @@ class Standby(Section):
     @field_validator("address")
     @classmethod
     def _address(cls, value: str) -> str:
-        return str(ipaddress.ip_address(value)) if value else value
+        address = ipaddress.ip_address(value or "192.0.2.1")
+        if address.is_unspecified or address.is_multicast or address.is_loopback or address.is_link_local:
+            raise ValueError("it must be an address that moves from one machine to the other")
+        return str(address) if value else value
 
 
 class Table(Section):

@@ -49,7 +49,7 @@ from control.core.states import State
 from control.daemon import quarantine
 from control.daemon.api_process import ApiProcess
 from control.daemon.document import Document
-from control.daemon.end import DRAIN_S, MACHINE_S, End, drain, freeze_all
+from control.daemon.end import DRAIN_S, GONE_S, MACHINE_S, End, drain, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
@@ -73,7 +73,7 @@ from control.dispatch.monitor import Monitor
 from control.dispatch.snapshots import Snapshots
 from control.reach.reach import Reach
 from control.reach.tls import server_context
-from control.store.owner import OwnedError, Owner, boot_id
+from control.store.owner import FencedError, Owner, boot_id
 from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
@@ -110,7 +110,6 @@ class Daemon:
         self._drained = False
         self._alive: Callable[[], object] = lambda: None
         self._manager = Manager(lambda: self._alive())
-        self._wanted: Callable[[], bool] = lambda: True
         self._mirror: Mirror | None = None
         self._dispatcher: Dispatcher
 
@@ -129,10 +128,11 @@ class Daemon:
         listeners = Listeners()
         try:
             listeners.bind(config)
-            if config.standby.address and not self._stand_by(listeners, max_awake):
+            store = self._store()
+            if not config.standby.address:
+                self._open(store)
+            elif not self._stand_by(listeners, max_awake, store):
                 return ANEW if self._end.anew else 0
-            if (store := self._open_store()) is None:
-                return ANEW
             numbers = store.service_indexes([service.name for service in config.service])
             waiting = Waiting()
             hostnames = Hostnames(waiting)
@@ -149,7 +149,7 @@ class Daemon:
                 engine.close()
             if config.standby.address and store.fenced:
                 unpin(config.pin_dir)
-                return ANEW
+                return ANEW if self._end.anew else 0
             if self._end.drains and not status:
                 status = self._unpinned()
             return ANEW if self._end.anew and not status else status
@@ -158,19 +158,24 @@ class Daemon:
             listeners.close()
             lock.release()
 
-    def _stand_by(self, listeners: Listeners, max_awake: int) -> bool:
-        """Whether this machine of two is to have the connections now. If not, it has come to an end."""
+    def _stand_by(self, listeners: Listeners, max_awake: int, store: Store) -> bool:
+        """Whether this machine of two has the connections now. If not, it has come to an end."""
         assert listeners.control is not None, "it is bound"
         standing = StandingBy(self._config, listeners.control, self._manager,
-                              lambda: self._engine_type(engine_options(self._config, max_awake, 1)))  # fmt: skip
-        self._wanted = standing.is_wanted
-        if standing.is_wanted():
-            return True
-        self._mirror = standing.run()
-        if self._mirror is not None:
-            self._undo.callback(self._mirror.engine.close)
+                              lambda: self._engine_type(engine_options(self._config, max_awake, 1)),
+                              store, self._handover.done)  # fmt: skip
+        self._undo.callback(store.close, give_back=True)
+        try:
+            taken = standing.run()
+        except FencedError as error:
+            log.warning("%s", error)
+            self._end.anew = True
+            return False
         self._end.anew = standing.ended_by == signal.SIGHUP
-        return self._mirror is not None
+        self._mirror = standing.mirror
+        if taken and self._mirror is not None:
+            self._undo.callback(self._mirror.engine.close)
+        return taken
 
     def _engine(self, store: Store, max_awake: int) -> Engine:
         if self._mirror is not None:
@@ -193,10 +198,9 @@ class Daemon:
         )
         return 0
 
-    def _open_store(self) -> Store | None:
-        """None: of two machines this one is not to have the connections any more."""
+    def _store(self) -> Store:
         history, standby = self._config.history, self._config.standby
-        store = Store(
+        return Store(
             self._config.database_url,
             lambda slept: self._dispatcher.sleepers.slept(slept),
             keep_days=history.keep_days,
@@ -206,17 +210,11 @@ class Daemon:
             take_over=self._take_over,
             paired_lease_s=standby.lease if standby.address else None,
         )
-        try:
-            error = store.open(self._wanted, awaited=bool(tables_of(self._config.pin_dir)))
-        except OwnedError as why:
-            if self._wanted():
-                raise
-            log.warning("the address %s has gone again: %s", standby.address, why)
-            return None
-        if error:
+
+    def _open(self, store: Store) -> None:
+        if error := store.open(awaited=bool(tables_of(self._config.pin_dir))):
             log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
         self._undo.callback(store.close, give_back=True)
-        return store
 
     def _run_engine(self, engine: Engine, store: Store, services: Services, listeners: Listeners, waiting: Waiting,
                     hostnames: Hostnames, max_awake: int) -> int:  # fmt: skip
@@ -335,6 +333,7 @@ class Daemon:
             for thread in working:
                 thread.join(2)
             reconciling.join(RECONCILED_S)  # what it has begun to put back is in the table before the engine ends
+            self._outlast_signals()
             with self._manager.living():
                 handed_over = 0 if self._end.reason else self._leave_awake(engine, services, store)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
@@ -350,17 +349,29 @@ class Daemon:
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
 
+    def _outlast_signals(self) -> None:
+        """Where no signal brought the end, the first one is not to be the last: what is written then is waited for."""
+
+        def end_for_good(_number: int, _frame: object) -> None:
+            self._end.anew = False
+
+        if self._end.anew:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, end_for_good)
+            for number in (signal.SIGHUP, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_IGN)
+
     def _leave_awake(self, engine: Engine, services: Services, store: Store) -> int:
         """What is awake is handed over to the next daemon, how many; or frozen, where there is none to come."""
         manager = self._manager
-        if self._config.standby.address and store.fenced:
+        if store.fenced and self._config.standby.address:
             quarantine.begin(self._config)  # what sleeps is the other machine's, and hears nothing of this one
             return 0
         if self._end.drains or manager.machine_stops():
             quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
             engine.stop_listening()
             engine.wake_none()
-            within_s = DRAIN_S if self._end.drains else MACHINE_S
+            within_s = GONE_S if self._end.anew else DRAIN_S if self._end.drains else MACHINE_S
             self._drained = not drain(engine, store, self._dispatcher, self._end, within_s)
             return 0
         if not manager.restarts():

@@ -27,8 +27,11 @@ MACHINE_S: Final = 60.0
 DRAIN_S: Final = 600.0
 """How long all of it may take where another machine is to take over."""
 
+GONE_S: Final = 10.0
+"""The same where the other one has the address already, and waits for the lease: clients have no answers meanwhile."""
+
 FROZEN_S: Final = 20.0
-"""So long of it is for what is awake to be frozen, at a time."""
+"""So long of it is for what is awake to be frozen, at a time; a quarter of GONE_S at most."""
 
 STILL_S: Final = 10.0
 """Without a new row for so long, there is none to come."""
@@ -144,7 +147,7 @@ def drain(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, wi
     deadline = time.monotonic() + within_s
     left = 1
     while left and time.monotonic() < deadline and not end.reason and not store.status.error:
-        freeze_all(engine, dispatcher, end, within_s=min(FROZEN_S, deadline - time.monotonic()))
+        freeze_all(engine, dispatcher, end, within_s=min(FROZEN_S, within_s / 4, deadline - time.monotonic()))
         _write_all(engine, store, dispatcher, end, deadline - time.monotonic())
         left = sum(dispatcher.states[state] for state in (*AWAKE, State.IDLE)) + engine.stats()["born"]
     return left

@@ -157,6 +157,7 @@ class Serving:
 
     def _on_terminate(self, number: int) -> None:
         self._manager.stopping()
+        self._end.anew = False
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
         self._end.come()
         for again in (signal.SIGTERM, signal.SIGINT):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EADDRNOTAVAIL
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -36,11 +37,12 @@ from control.config import Config
 from control.core.states import State
 from control.daemon import quarantine
 from control.daemon.end import End
-from control.daemon.inventory import Inventory
+from control.daemon.error import DaemonError
+from control.daemon.inventory import Inventory, record_of, tables_of
 from control.daemon.manager import Manager
 from control.daemon.reconcile import timestamps_ahead_ms
 from control.store.database import StoreError, parse_url, reason
-from control.store.owner import boot_id
+from control.store.owner import boot_id, lease_clock_ms
 from control.store.reading import Reader
 from control.store.starting import wall_offset_ms
 from control.store.store import Store
@@ -67,6 +69,11 @@ GONE_S: Final = 1.0
 
 NO_ROOM_S: Final = 60.0
 
+JUMP_MS: Final = 1000
+"""By so much one clock of this machine goes away from another when it is set, or the machine was suspended."""
+
+NONLOCAL_BIND: Final = "/proc/sys/net/ipv{}/ip_nonlocal_bind"
+
 
 def is_here(address: str) -> bool:
     """Whether this machine has the address."""
@@ -82,9 +89,10 @@ def is_here(address: str) -> bool:
 
 
 class Mirror:
-    """The rows of those that sleep, in the table of an engine that was not started. For one thread."""
+    """The rows of those that sleep, in the table of an engine that was not started. For one thread. ends: whether it is
+    time to stop, whatever is not read yet."""
 
-    def __init__(self, engine: Engine, reader: Reader) -> None:
+    def __init__(self, engine: Engine, reader: Reader, ends: Callable[[], bool] = lambda: False) -> None:
         self.engine = engine
         self.shifts: dict[int, tuple[int, int]] = {}
         """By the number of a clock: how far this boot's clocks are ahead (starting.put_back)."""
@@ -92,8 +100,10 @@ class Mirror:
         self._owner: sa.Row[Any] | None = None
         self._clocks: dict[int, sa.Row[Any]] = {}
         self._generation = -1
-        self._left: list[int] = []
-        """Numbers of rows that are not in the table."""
+        self._left: set[int] = set()
+        """Numbers of rows that are not in the table, or were not once."""
+        self._ends = ends
+        self._offsets = _offsets()
         self._is_full = False
 
     @property
@@ -115,9 +125,11 @@ class Mirror:
             return
         clocks, alive = self._reader.clocks()
         before = self._owner.epoch + claimed if self._owner is not None else -1
-        if owner.epoch != before or any(clocks.get(number) != row for number, row in self._clocks.items()):
+        offsets = _offsets()
+        jumped = any(abs(now - then) > JUMP_MS for now, then in zip(offsets, self._offsets, strict=True))
+        if owner.epoch != before or any(clocks.get(n) != row for n, row in self._clocks.items()) or jumped:
             # Generations begin anew, or times have another meaning.
-            self._generation, self.shifts, self._left = -1, {}, []
+            self._generation, self.shifts, self._left, self._offsets = -1, {}, set(), offsets
         self._owner, self._clocks = owner, clocks
         for number, row in clocks.items():
             self.shifts.setdefault(number, _shift(row, alive))
@@ -138,16 +150,18 @@ class Mirror:
         while numbers:
             done, errors = self.engine.put_back(keys, kas, numbers, of.shift_ms + ms, of.timestamps_ms + timestamps_ms)
             if any(errors):
-                self._left += [number for number, error in zip(numbers, errors, strict=False) if error]
+                self._left.update(number for number, error in zip(numbers, errors, strict=False) if error)
             keys, kas, numbers = keys[done * KEY.size :], kas[done * KA.size :], numbers[done:]
+            if self._ends():
+                return
             if done:
-                deadline = time.monotonic() + NO_ROOM_S
+                deadline, self._is_full = time.monotonic() + NO_ROOM_S, False
             elif time.monotonic() > deadline:
                 if not self._is_full:
                     log.error("the table of this standby is full; give more room in [table]: %d rows and more are left "
                               "to be put back when it takes over", len(numbers))  # fmt: skip
                 self._is_full = True
-                self._left += numbers
+                self._left.update(numbers)
                 return
             else:
                 time.sleep(0.01)  # the table grows
@@ -155,19 +169,31 @@ class Mirror:
     def taken_over(self) -> Inventory:
         """What there is, when the database is this machine's and nothing moves yet. Raises as `refresh`."""
         self.refresh(claimed=True)
-        numbers = self.retain()
-        left = array("Q", sorted(frozenset(self._left).intersection(numbers)) if self._left else ())
-        found = Inventory(sleep_ids=numbers, left=left, shifts=self.shifts)
+        numbers = self.retain(but_left=True)
+        found = Inventory(sleep_ids=numbers, left=array("Q", sorted(self._left)), shifts=self.shifts)
+        for row in self._reader.rows_numbered(found.left or ()):
+            if (peer := record_of(row).peer) is not None:
+                found.ports.add(peer.key.local_port)
         found.states[State.SLEEP] = self.engine.slots_in_sleep()
         found.other_boot = len(found.sleep_ids)
         self._reader.close_readers()
         return found
 
-    def retain(self) -> array[int]:
-        """Remove what has no row any more; the numbers of all rows. Raises as `refresh`."""
+    def retain(self, but_left: bool = False) -> array[int]:
+        """Remove what has no row any more; the numbers of all rows. but_left: also what was not in the table once, of
+        which it may have an earlier row. Raises as `refresh`."""
         numbers = self._reader.numbers()
-        self.engine.retain(numbers)
+        if self._left:
+            self._left.intersection_update(numbers)
+        of = array("Q", (n for n in numbers if n not in self._left)) if but_left and self._left else numbers
+        self.engine.retain(of)
         return numbers
+
+
+def _offsets() -> tuple[int, int]:
+    """How far the wall clock and CLOCK_BOOTTIME are from CLOCK_MONOTONIC, ms: they change where one is set, and where
+    the machine was suspended."""
+    return wall_offset_ms(), lease_clock_ms() - time.monotonic_ns() // 1_000_000
 
 
 def _shift(clock: sa.Row[Any], alive: dict[str, int]) -> tuple[int, int]:
@@ -179,20 +205,26 @@ def _shift(clock: sa.Row[Any], alive: dict[str, int]) -> tuple[int, int]:
 
 
 class StandingBy:
-    """Until the address is here, or the end. make: an engine with an empty table."""
+    """Until this machine of two has the connections, or the end. make: an engine with an empty table. store: to be
+    taken. let_go: of what a daemon before this one has handed over, which is the other machine's now."""
 
-    def __init__(self, config: Config, control: socket.socket, manager: Manager, make: Callable[[], Engine]) -> None:
+    def __init__(self, config: Config, control: socket.socket, manager: Manager, make: Callable[[], Engine],
+                 store: Store, let_go: Callable[[], None]) -> None:  # fmt: skip
+        if Path(NONLOCAL_BIND.format(6 if ":" in config.standby.address else 4)).read_text(encoding="ascii") != "0\n":
+            raise DaemonError("[standby] this machine cannot tell which addresses it has while "
+                              "net.ipv4.ip_nonlocal_bind (or that of ipv6) is not 0: set it to 0")  # fmt: skip
         self._config = config
         self._control = control
         self._manager = manager
         self._make = make
+        self._store = store
+        self._let_go = let_go
         self._signal = 0
-        self._problem = ""
-        self._read_at = 0.0
-
-    def is_wanted(self) -> bool:
-        """Whether this machine is to have the connections."""
-        return not self._signal and is_here(self._config.standby.address)
+        self._unread = ""
+        self._untaken = ""
+        self._read_at = time.monotonic()
+        self.mirror: Mirror | None = None
+        """What it has read, where it did not have the address at once."""
 
     @property
     def ended_by(self) -> int:
@@ -201,68 +233,89 @@ class StandingBy:
 
     def told(self) -> str:
         """A sentence for people."""
-        mirror = self._mirror
-        other = mirror.host or "no machine yet"
+        address = self._config.standby.address
+        if self._untaken:
+            return f"this machine has the address {address}, and not yet the connections: {self._untaken}"
+        other, count = (self.mirror.host, self.mirror.count) if self.mirror is not None else ("", 0)
         problem = ""
-        if self._problem:
-            problem = f"; the database could not be read for {time.monotonic() - self._read_at:.0f} s: {self._problem}"
-        return (f"this machine stands by: {other} has the connections, {mirror.count} connections are in its table, "
-                f"and it takes over when it has the address {self._config.standby.address}{problem}")  # fmt: skip
+        if self._unread:
+            problem = f"; the database could not be read for {time.monotonic() - self._read_at:.0f} s: {self._unread}"
+        return (f"this machine stands by: {other or 'no machine yet'} has the connections, {count} connections are in "
+                f"its table, and it takes over when it has the address {address}{problem}")  # fmt: skip
 
-    def run(self) -> Mirror | None:
-        """What it has read when the address is here; None: the end."""
-        unpin(self._config.pin_dir)  # of rows that are old by now
-        reader = Reader(parse_url(self._config.database_url))
-        mirror = self._mirror = Mirror(self._make(), reader)
+    def run(self) -> bool:
+        """Whether it has the database now; False: the end. Raises FencedError: it can only begin anew."""
         handlers = {number: signal.signal(number, self._on_signal)
                     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}  # fmt: skip
         taken = False
         try:
-            with _answering(self._control, self.told):
-                self._manager.ready(self.told())
-                log.info("%s", self.told())
-                self._wait(mirror)
-            taken = not self._signal
+            with _answering(self._control, self.told), self._manager.living():
+                taken = self._wait()
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             if not taken:
-                mirror.engine.close()
+                if self.mirror is not None:
+                    self.mirror.engine.close()
                 quarantine.end(self._config.instance)
-        return mirror if taken else None
+        return taken
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signal = number
 
-    def _wait(self, mirror: Mirror) -> None:
-        reads = retains = tells = muted = 0.0
-        while not self._signal and not is_here(self._config.standby.address):
+    def _wait(self) -> bool:
+        tells = muted = 0.0
+        while not self._signal:
             now = time.monotonic()
             if now >= muted:  # it must hold already when the address comes
                 quarantine.begin(self._config)
                 muted = now + quarantine.MOST_S / 2
-            if now >= reads:
-                self._read(mirror, now >= retains)
-                retains = now + RETAIN_S if now >= retains else retains
-                reads = time.monotonic() + READ_S
+            if is_here(self._config.standby.address):
+                if self._take():
+                    return True
+            else:
+                self._untaken = ""
+                self._mirror()
             if now >= tells:
-                self._manager.lives()
+                self._manager.ready(self.told())
                 tells = now + TOLD_S
             time.sleep(LOOK_S)
+        return False
 
-    def _read(self, mirror: Mirror, retain: bool) -> None:
-        try:
-            mirror.refresh()
-            if retain:
-                mirror.retain()
-        except (StoreError, SQLAlchemyError) as error:
-            if not self._problem:
-                log.error("the database cannot be read: %s", reason(error))
-            self._problem = reason(error)
+    def _take(self) -> bool:
+        why = self._store.take()
+        if why and not self._untaken:
+            log.warning("this machine has the address %s, and waits: %s", self._config.standby.address, why)
+        self._untaken = why
+        return not why
+
+    def _mirror(self) -> None:
+        """Read what is new, when it is time."""
+        if self.mirror is None:
+            if tables_of(self._config.pin_dir):
+                log.warning("what sleeps in the tables of this machine and has no row is let go of: it does not have "
+                            "the address %s", self._config.standby.address)  # fmt: skip
+            self._let_go()
+            unpin(self._config.pin_dir)
+            self.mirror = Mirror(self._make(), Reader(parse_url(self._config.database_url)), lambda: bool(self._signal))
+            self._reads = self._retains = 0.0
+            log.info("%s", self.told())
+        if (now := time.monotonic()) < self._reads:
             return
-        if self._problem:
-            log.info("the database can be read again")
-        self._problem, self._read_at = "", time.monotonic()
+        try:
+            self.mirror.refresh()
+            if now >= self._retains:
+                self.mirror.retain()
+                self._retains = now + RETAIN_S
+        except (StoreError, SQLAlchemyError) as error:
+            if not self._unread:
+                log.error("the database cannot be read: %s", reason(error))
+            self._unread = reason(error)
+        else:
+            if self._unread:
+                log.info("the database can be read again")
+            self._unread, self._read_at = "", time.monotonic()
+        self._reads = time.monotonic() + READ_S
 
 
 @contextmanager
@@ -288,11 +341,12 @@ class Holding:
     async def run(self) -> None:
         """Until the end, or for as long as there is none."""
         here = time.monotonic()
-        while self._address and not self._end.has_come:
+        while not self._end.has_come:
             await asyncio.sleep(HELD_LOOK_S)
             now = time.monotonic()
             if self._store.fenced:
                 log.error("another machine has taken the connections over: all that this one has is let go of")
+                self._end.anew = True
                 self._end.come()
             elif is_here(self._address):
                 here = now

@@ -146,6 +146,8 @@ class Ownership:
 
     def claim(self, connection: Connection) -> None:
         """Own the database. Raises OwnedError, FencedError, LeaseRunsError."""
+        if connection.dialect.name != "sqlite":  # what is judged is what is replaced: it may be being renewed now
+            connection.execute(sa.select(owner.c.one).with_for_update())
         row = self._found(connection)
         if row is not None and self._epoch:
             if row.epoch > self._epoch:

@@ -71,8 +71,6 @@ CHECK_SHARE: Final = 0.01
 """How often SQLite's file is read through, at most, and at most which share of the time."""
 
 LEASE_POLL_S: Final = 0.2
-PAIRED_POLL_S: Final = 0.05
-"""The same of the other machine's of a pair: clients wait for it."""
 
 PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
@@ -126,7 +124,8 @@ class Store(Latest):
         self._wanted_services: dict[str, int] = {}
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
-        self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
+        # A machine that stands still in a transaction has the row of `owner` locked, and its server does not know.
+        self._writer_engine = open_engine(self._url, LOCK_S, writer=True, idle_s=paired_lease_s or LEASE_S)
         self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
         self._opened: file.Identity = ()
         if self._path:
@@ -142,11 +141,23 @@ class Store(Latest):
         """Whether there is a database, as far as a look at its path tells."""
         return not self._path or Path(self._path).exists()
 
-    def open(self, wanted: Callable[[], bool] = lambda: True, awaited: bool = False) -> str:
+    def take(self) -> str:
+        """Of one of a pair: have the database; returns "" or why it has it not yet. Raises FencedError: the other one
+        has claimed it since, and this one can only begin anew."""
+        try:
+            self._prepare()
+        except FencedError:
+            raise
+        except LeaseRunsError as error:
+            return str(error)
+        except Exception as error:
+            self._note_failure(error)
+        return self._status.error
+
+    def open(self, awaited: bool = False) -> str:
         """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
         awaited: connections sleep by its rows, so that no file of SQLite's is made where there is none. Raises
-        StoreError when it must not be: the database is another daemon's, or its path leads nowhere. One of a pair waits
-        until it has the database, or it is not wanted any more (OwnedError)."""
+        StoreError when it must not be: the database is another daemon's, or its path leads nowhere."""
         self._awaited = awaited
         if self._path and (problem := file.problem_of_directory(self._path)):
             raise StoreError(problem)
@@ -159,9 +170,6 @@ class Store(Latest):
                 self._writer_engine.dispose()
                 raise
             except LeaseRunsError as error:
-                if self._paired:
-                    self._wait_for_the_other(wanted, error)
-                    continue
                 if first is None:
                     first = error.lease
                     log.warning("store: waiting whether its owner is alive, %g s at most: %s", LEASE_S, error)
@@ -173,16 +181,7 @@ class Store(Latest):
                 continue
             except Exception as error:
                 self._note_failure(error)
-                if self._paired:
-                    self._wait_for_the_other(wanted, error)
-                    continue
             return self._status.error
-
-    def _wait_for_the_other(self, wanted: Callable[[], bool], why: Exception) -> None:
-        time.sleep(PAIRED_POLL_S)
-        if not wanted():
-            self._writer_engine.dispose()
-            raise OwnedError(f"not taken over: {reason(why)}")
 
     def watch_lease(self, tell: Callable[[int], None]) -> None:
         """tell: is told until when this daemon has the connections, ms of CLOCK_BOOTTIME, now and each time that the
@@ -572,6 +571,8 @@ class Store(Latest):
             return BACKOFF_S[0]  # the other machine waits for no longer than the lease
         if failures:
             return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+        if self._paired and self._ownership.due:
+            return 0.0
         full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch
         return 0.0 if full else GATHER_S if self._queues.urgent else RELAXED_GATHER_S
 

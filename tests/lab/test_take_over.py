@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, programs, wait_until
 from appliance.lab.groups import SwarmGroup
+from appliance.lab.service_manager import ServiceManager
 from tests.databases import Cluster, Postgres
 from tests.keepalived import keepalived
 
@@ -142,6 +144,32 @@ def test_an_address_that_moves_takes_all_connections_along(pair: Pair) -> None:
     pair.asleep(pair.second)
     pair.all_answered()
     wait_until(pair.first.standby, 20, "the first one stands by")
+
+
+def test_a_stop_while_the_connections_are_being_given_up_waits_for_them(pair: Pair) -> None:
+    """It is the first signal: the address went without one."""
+    pair.clients.say(CLIENTS)
+    pair.lab.move_addresses("box", "box2")
+    wait_until(lambda: "has gone: every connection gets its row" in pair.first.log.read_text(), 10, "it gives them up")
+    assert pair.first.terminate() == 0
+    pair.asleep(pair.second)
+    pair.all_answered()
+    assert "drained" in pair.first.log.read_text()
+
+
+def test_one_that_was_restarted_with_its_connections_stands_by_when_the_address_goes(tmp_path: Path) -> None:
+    """What its service manager has told it is not for the program that begins anew."""
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab:
+        pair = pair_of(lab, Postgres(cluster).url)
+        with ServiceManager(pair.first, tmp_path) as manager:
+            manager.start()
+            manager.restart()
+            join(pair)
+            lab.move_addresses("box", "box2")
+            pair.asleep(pair.second)
+            wait_until(pair.first.standby, 20, "the first one stands by")
+            pair.all_answered()
+            pair.print_logs()
 
 
 def test_keepalived_moves_the_address_when_a_machine_loses_its_power() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from errno import EIO
+from errno import EIO, ENOENT
 
 import pytest
 
@@ -100,7 +100,29 @@ def test_a_client_whose_record_cannot_be_read_sleeps_on_and_wakes_when_its_kerne
         server = box.accept(family)
         assert receive(server, 5) == b"hello"
         assert box.refusals(pair) == [(Op.RESTORE, EIO)]
+        box.wait_state(pair, State.ACTIVE)  # the control plane hears of it later than the server
         assert box.transitions(pair)[before:] == [(State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA)]
+
+
+@pytest.mark.parametrize("error", [0, ENOENT], ids=["found", "gone"])
+def test_a_record_that_comes_when_the_lease_is_over_wakes_and_resets_none(empty_lab: Lab, error: int) -> None:
+    """Another machine may have woken the client by now ([standby]), and then the row is gone."""
+    with SlowStore(empty_lab) as box:
+        pair = box.connect()
+        box.to_sleep(pair)
+        before = len(box.transitions(pair))
+        pair.client.sendall(b"hello")
+        box.wait_asked(pair)
+        box.engine.lease(1)
+        if error:
+            box.give_up(pair, error)
+        else:
+            box.answer(pair)
+        box.wait(lambda: len(box.refusals(pair)) > 0, "it is refused")
+        assert box.transitions(pair)[before:] == []
+        box.engine.lease(0)
+        server = box.accept()
+        assert receive(server, 5) == b"hello", "its kernel has said it again"
 
 
 def test_a_client_that_has_reset_is_closed_though_its_record_cannot_be_read(empty_lab: Lab) -> None:
