@@ -121,8 +121,8 @@ def parse_url(text: str) -> sa.URL:
 
 def open_engine(url: sa.URL, timeout_s: float, writer: bool, idle_s: float = 0) -> Engine:
     """Connections for the writer, or for reading alone; timeout_s: how long they wait for a lock. idle_s: so long a
-    transaction may wait for its next statement before a server ends it, 0: for ever. Raises StoreError when the driver
-    is not installed."""
+    transaction may wait for its next statement before a server ends it, 0: as the server says. Raises StoreError when
+    the driver is not installed."""
     if url.get_backend_name() == "sqlite":
         return _open_sqlite(url, timeout_s, writer)
     limits = {name: value for name, value in SERVER_LIMITS.items() if name not in url.query}
@@ -131,9 +131,9 @@ def open_engine(url: sa.URL, timeout_s: float, writer: bool, idle_s: float = 0) 
     except ImportError as error:
         raise StoreError(f"PostgreSQL needs psycopg ({error}): pip install 'psycopg[binary]'") from None
     # What is committed is believed, so it is synced whatever the server's default is.
-    settings = [f"SET lock_timeout = {round(timeout_s * 1000)}",
-                f"SET idle_in_transaction_session_timeout = {round(idle_s * 1000)}",
-                *(["SET synchronous_commit = on"] if writer else [])]  # fmt: skip
+    settings = [f"SET lock_timeout = {round(timeout_s * 1000)}", *(["SET synchronous_commit = on"] if writer else [])]
+    if idle_s:
+        settings.append(f"SET idle_in_transaction_session_timeout = {round(idle_s * 1000)}")
 
     @sa.event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:

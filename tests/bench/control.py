@@ -101,7 +101,11 @@ def held(connections: int, addresses: int) -> Iterator[Nursery]:
         daemon = lab.daemon({**settings, "api": api}, start=False)
         daemon.start(program=PROGRAM)
         with echo_process(lab.space("lan"), lab.address("lan", "eth0"), PORT):
-            yield Nursery(lab, simulator, daemon)
+            try:
+                yield Nursery(lab, simulator, daemon)
+            except BaseException:
+                say(f"the daemon {'runs' if daemon.running else 'has ended'}:\n{daemon.log_tail()}")
+                raise
 
 
 class Asked(HTTPConnection):

@@ -130,7 +130,12 @@ def test_there_are_so_many_and_those_that_ended_long_ago_are_removed(box: Box, m
     assert box.names() == [("four", True)]
 
 
-def test_while_the_database_cannot_be_written_none_is_made(box: Box) -> None:
+def test_while_the_database_cannot_be_written_none_is_made(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    for step in ("_prepare", "_write"):  # the writer tries again at any time
+        monkeypatch.setattr(box.rig.store, step, fails)
     box.rig.store._status.error = "the disk is full"
     assert "the disk is full" in box.make(expected=503)["error"]
     assert "the disk is full" in box.ask("DELETE", "/v1/tokens/ann", 503)["error"]

@@ -98,7 +98,7 @@ def test_who_asks_for_a_sleeper_whose_row_cannot_be_read_is_told_so(rig: Rig, mo
         task = asyncio.create_task(rig.moving.act("5", "wake"))
         while not any(command.op == Op.WAKE for command in rig.engine.commands):
             await asyncio.sleep(0.005)
-        token = rig.engine.commands[-1].token
+        token = next(command.token for command in rig.engine.commands if command.op == Op.WAKE)
         rig.engine.say(event(EventType.REFUSED, RIGHT, op=Op.WAKE, error=EIO, token=token))
         rig.turn()
         await task
