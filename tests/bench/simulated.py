@@ -133,12 +133,18 @@ class Nursery:
 
     def add_to(self, report: Report) -> None:
         """What must not be: wrong frames, and clients that did not get what they wanted."""
+        frames, problems = self.wrong()
+        report.add_zero("wrong_frames", frames, "frames")
+        report.problems += problems
+
+    def wrong(self) -> tuple[int, list[str]]:
+        """How many frames were wrong, and all that must not be, in sentences."""
         offences = self.simulator.offences()
-        report.add_zero("wrong_frames", sum(offences.values()), "frames")
-        report.problems += [f"{number:,} clients were {how}" for how, number in self.failures.items()]
+        problems = [f"{number:,} clients were {how}" for how, number in self.failures.items()]
         if offences:
             firsts = [f"{o.kind} for client {o.client}: {o.frame.hex()}" for o in self.simulator.first_offences()]
-            report.problems.append(f"frames were wrong: {offences}; the first of each kind: {'; '.join(firsts)}")
+            problems.append(f"frames were wrong: {offences}; the first of each kind: {'; '.join(firsts)}")
+        return sum(offences.values()), problems
 
 
 class Busy:

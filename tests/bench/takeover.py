@@ -46,8 +46,8 @@ lease."""
 def run(connections: int = 1_000_000, runs: int = 1) -> Report:
     """Cut the power of the machine that has `connections` sleepers, `runs` times, each with machines of its own."""
     report = Report("takeover")
-    answered, missed, compared, pauses = [], [], [], []
-    lost = resets = lost_bytes = 0
+    answered, missed, compared = list[float](), list[float](), list[float]()
+    lost = resets = lost_bytes = wrong_frames = 0
     for _ in range(runs):
         with closing(Cluster()) as cluster, Lab(clients=FEW, nat=False) as lab:
             one = _Cut(lab, Postgres(cluster).url, connections)
@@ -55,16 +55,18 @@ def run(connections: int = 1_000_000, runs: int = 1) -> Report:
             answered.append(one.answered_s)
             missed.append(one.missed_s)
             compared.append(one.put_back_s)
-            pauses.append(one.answered_s * 1000)
             lost, resets, lost_bytes = lost + one.lost, resets + one.resets, lost_bytes + one.lost_bytes
-            one.nursery.add_to(report)
+            frames, problems = one.nursery.wrong()
+            wrong_frames += frames
+            report.problems += problems
     report.did = (f"{connections:,} simulated clients asleep in PostgreSQL, the power of their machine cut {runs} "
                   f"times, a lease of {LEASE_S} s, keepalived's advertisements every 0.3 s")  # fmt: skip
     report.add("connections", connections, "connections")
+    report.add_zero("wrong_frames", wrong_frames, "frames")
     report.add_zero("lost_connections", lost, "connections")
     report.add_zero("lost_bytes", lost_bytes, "bytes")
     report.add_zero("resets", resets, "connections")
-    report.add("pause_ms", pauses, "ms")
+    report.add("pause_ms", [1000 * one for one in answered], "ms")
     report.add("seconds", compared, "s")
     report.add("answered_s", answered, "s", ANSWERED_S)
     report.add("missed_s", missed, "s")
