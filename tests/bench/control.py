@@ -165,6 +165,13 @@ def load_of(born: Nursery) -> Path:
     return born.daemon.config.with_name(born.daemon.config.name + ".load")
 
 
+def begin_load(load: Path, said: str) -> None:
+    """At once: a daemon that finds half of it ends."""
+    whole = load.with_name(f"{load.name}.new")
+    whole.write_text(said)
+    whole.replace(load)
+
+
 def job(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
     """At its end."""
     asked.close()
@@ -211,7 +218,7 @@ def rss_mb(pid: int) -> float:
 def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], float]:
     """ms of each, and how many transitions a second were written meanwhile."""
     load = load_of(born)
-    load.write_text(f"{RATE} {spoken}")
+    begin_load(load, f"{RATE} {spoken}")
 
     def written() -> tuple[float, int]:
         return time.monotonic(), int(born.daemon.status()["store"]["written_history"])
@@ -293,7 +300,7 @@ def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Re
                     pass
 
     threads = [threading.Thread(target=work) for work in (ask, listen)]
-    load.write_text(f"{STREAM_RATE} {SPOKEN}")
+    begin_load(load, f"{STREAM_RATE} {SPOKEN}")
     for thread in threads:
         thread.start()
     with others.noticing(noticed):
@@ -368,7 +375,7 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
                     per_s.append(bulk(born, both[""], many, action))
             with others.noticing(parts["stream"]):
                 load = load_of(born)
-                load.write_text(f"{STREAM_RATE} {spoken}")
+                begin_load(load, f"{STREAM_RATE} {spoken}")
                 for listeners, per_s in told.items():
                     rate, wrong = streamed(born, both[""], listeners)
                     per_s.append(rate)

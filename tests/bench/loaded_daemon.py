@@ -51,12 +51,14 @@ class LoadedEngine(Engine):
 
     def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         events = super().batch(max_events, min(timeout_ms, POLL_MS), patience_ms)
-        if not self._load.exists():
+        try:
+            said = self._load.read_text()
+        except FileNotFoundError:
             self._rate = 0
             return events
         now = time.monotonic()
         if not self._rate:
-            rate, connections = self._load.read_text().split()
+            rate, connections = said.split()
             self._rate, self._rows, self._due = int(rate), made(int(connections)), now
         count = min(int((now - self._due) * self._rate), MADE) // 2 * 2
         self._due += count / self._rate
