@@ -31,7 +31,7 @@ GONE_S: Final = 10.0
 """The same where the other one has the address already, and waits for the lease: clients have no answers meanwhile."""
 
 FROZEN_S: Final = 20.0
-"""So long of it is for what is awake to be frozen, at a time; a quarter of GONE_S at most."""
+"""So long of it is for what is awake to be frozen, at a time, and a quarter of it at most."""
 
 STILL_S: Final = 10.0
 """Without a new row for so long, there is none to come."""

@@ -64,7 +64,7 @@ RETAIN_S: Final = 60.0
 TOLD_S: Final = 1.0
 """How often the service manager hears that this process lives."""
 
-GONE_S: Final = 1.0
+AWAY_S: Final = 1.0
 """An address that comes back within this time has not gone."""
 
 NO_ROOM_S: Final = 60.0
@@ -350,7 +350,7 @@ class Holding:
                 self._end.come()
             elif is_here(self._address):
                 here = now
-            elif now - here > GONE_S:
+            elif now - here > AWAY_S:
                 log.warning("the address %s has gone: every connection gets its row, for the machine that has it now",
                             self._address)  # fmt: skip
                 self._end.drain(anew=True)

@@ -137,7 +137,7 @@ class Ownership:
     @property
     def due(self) -> bool:
         """Whether it is time to renew the lease."""
-        return time.monotonic() - self._renewed >= self._renew_s
+        return not self.due_in_s
 
     @property
     def due_in_s(self) -> float:

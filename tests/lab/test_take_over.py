@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -15,8 +16,10 @@ import pytest
 from appliance.lab import DaemonHandle, Lab, programs, wait_until
 from appliance.lab.groups import SwarmGroup
 from appliance.lab.service_manager import ServiceManager
+from control.core.states import State
 from tests.databases import Cluster, Postgres
 from tests.keepalived import keepalived
+from tests.lab.engine_lab import EngineLab, receive
 
 CLIENTS, PORT, LEASE_S = 100, 8000, 2
 QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
@@ -55,6 +58,12 @@ class Pair:
         return int(count)
 
 
+def quarantined(pair: Pair) -> str:
+    """The tables of nftables on the second machine."""
+    with pair.lab.enter("box2"):
+        return subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     with closing(Cluster()) as cluster, Lab(clients=CLIENTS * 2) as lab:
@@ -90,12 +99,29 @@ def join(pair: Pair) -> None:
     pair.asleep(pair.first)
 
 
+def test_an_engine_whose_lease_is_over_wakes_and_probes_none(empty_lab: Lab) -> None:
+    """Out of its own tables, too, for which it needs no database."""
+    probed = {"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 2}
+    with EngineLab(empty_lab, service=probed) as box:
+        pair = box.connect()
+        box.to_idle(pair)
+        box.engine.lease(1)
+        time.sleep(0.2)  # what was under way
+        sent = box.stat("probes_sent")
+        pair.client.sendall(b"hello")
+        time.sleep(3)
+        assert (box.state(pair), box.stat("probes_sent")) == (State.IDLE, sent)
+        box.engine.lease(0)
+        assert receive(box.accept(), 5) == b"hello", "its kernel has said it again"
+
+
 def test_a_machine_that_dies_is_replaced_and_no_client_hears_of_it(pair: Pair) -> None:
     pair.follows()
     before = pair.first.connections()
     pair.first.kill()
     pair.lab.move_addresses("box", "box2")
     pair.asleep(pair.second)
+    wait_until(lambda: "quarantine" not in quarantined(pair), 10, "the second one resets again what it does not know")
     assert {one["id"] for one in pair.second.connections()} == {one["id"] for one in before}
     pair.all_answered()
     assert pair.second.status()["control"]["lost_records"] == 0
