@@ -492,6 +492,17 @@ static uint32_t find_at_servers(struct roost_engine *e, struct roost_key *key, c
     return found;
 }
 
+/* Whether a service before this one has, or had, the same address. */
+static bool was_looked_at(const struct roost_engine *e, int listener) {
+    const struct roost_service *s = &e->listener[listener].service;
+    for (int i = 0; i < listener; i++) {
+        const struct roost_service *other = &e->listener[i].service;
+        if (other->listen_port == s->listen_port && !memcmp(other->listen, s->listen, sizeof(s->listen)))
+            return true;
+    }
+    return false;
+}
+
 /* At how many services one of the two finds the client of this key: the first max of them. */
 static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
                                  bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
@@ -501,6 +512,8 @@ static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, 
     for (int i = 0; i < e->listeners && found < max; i++) {
         const struct roost_service *s = &e->listener[i].service;
         bool every = roost_address_is_any(s->listen);
+        if (was_looked_at(e, i))
+            continue;
         const uint8_t *candidates = every ? locals : s->listen;
         if (roost_address_is_v4(s->listen) != v4)
             continue;

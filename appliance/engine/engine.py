@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from errno import EAGAIN, ENOSPC
+from errno import EAGAIN, ENOENT, ENOSPC
 from typing import Any, Final
 
 from appliance.engine.bridge import Bridge
@@ -99,6 +99,14 @@ class Engine:
             self._call(lib.roost_service_add, c_service(spec))
         except EngineError as error:
             raise EngineError(f"service at {spec.listen}: {error}", error.number) from None
+
+    def close_service(self, index: int) -> bool:
+        """No new clients for a service from now on; False: some that have connected could not be taken in now, and the
+        service goes on."""
+        result = lib.roost_service_close(self._raw, index)
+        if result == -ENOENT:
+            raise EngineError(f"there is no service with index {index}")
+        return bool(result == 0)
 
     def update_service(self, spec: ServiceSpec) -> None:
         """Changes the servers and the policy of a service that is there."""
@@ -422,6 +430,11 @@ class Engine:
     def lease(self, until_ms: int) -> None:
         """This machine has the connections until then, ms of CLOCK_BOOTTIME; afterwards it wakes and probes none."""
         lib.roost_lease(self._raw, until_ms)
+
+    def share_cookies(self, secret: Sequence[int], ahead_ms: int) -> None:
+        """Before `start`: another machine, with the same secret of two numbers of 64 bits, ends handshakes that this
+        one began. ahead_ms: how far the clock of both is ahead of CLOCK_MONOTONIC."""
+        lib.roost_share_cookies(self._raw, *secret, ahead_ms)
 
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
         """The connection of a client's packed address and port, whichever service it came in by; where none is known,

@@ -41,7 +41,11 @@ int roost_local_connect_open(roost_engine *e, const char *cgroup, struct roost_r
 /* Where clients connect to: count places, at most 256, of 20 bytes each: address, port in network order, two zeros. All there
  * are, in place of those from before. Any thread's; 0 or -errno. */
 int roost_local_connect_at(roost_engine *e, const uint8_t *places, uint32_t count);
+/* One that was closed begins again, with all of these values. */
 int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why);
+/* No new clients from now on; those that it has, awake or asleep, are served as before. A router routes new ones to their
+ * server, also with fail_closed (which resets those that were routed, once it begins again). -ENOENT: no such service; -EAGAIN: clients that have connected could not be taken in now, and would be reset. */
+int roost_service_close(roost_engine *e, uint16_t service);
 /* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
  * service; -ENOSPC: of the servers that left it too many still have links. */
 int roost_service_update(roost_engine *e, const struct roost_service *service);
@@ -116,6 +120,9 @@ void roost_next_number(roost_engine *e, uint64_t number);
 /* This machine has the connections until then, ms of CLOCK_BOOTTIME; 0, as in the beginning: for ever. Afterwards it wakes none
  * and probes none: another machine may have taken them over. Any thread's. */
 void roost_lease(roost_engine *e, uint64_t until_ms);
+/* Before roost_start: SYN cookies have this secret, and they and the TSvals of births are of a clock that is ahead of
+ * CLOCK_MONOTONIC by ahead_ms: so another machine, with the same of both, ends handshakes that this one began. */
+void roost_share_cookies(roost_engine *e, uint64_t secret0, uint64_t secret1, uint64_t ahead_ms);
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);
 /* The connections of these keys as they stand: how many it filled, one behind the other, and for each key whether it is

@@ -26,12 +26,18 @@ static bool listens_at(const struct roost_service *s, const struct roost_key *ke
                                            : !memcmp(s->listen, key->local, sizeof(key->local));
 }
 
-/* The index of the service that clients reach at the near end of this key; 0: none. */
+/* The index of the service that clients reach at the near end of this key; 0: none. Of several, which had the address in turn,
+ * the one that takes new clients. */
 static uint16_t service_at(const struct roost_engine *e, const struct roost_key *key) {
-    for (int i = 0; i < e->listeners; i++)
-        if (listens_at(&e->listener[i].service, key))
+    uint16_t found = 0;
+    for (int i = 0; i < e->listeners; i++) {
+        if (!listens_at(&e->listener[i].service, key))
+            continue;
+        if (e->listener[i].fd >= 0)
             return e->listener[i].service.index;
-    return 0;
+        found = e->listener[i].service.index;
+    }
+    return found;
 }
 
 void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {

@@ -53,7 +53,7 @@ static uint16_t mss_of(const struct roost_engine *e, bool v4) {
 /* Clients that are refused are not born: XDP would have them connected. */
 static bool gives_birth(const struct roost_engine *e, const struct roost_service *s) {
     const struct roost_listener *l = e->by_index[s->index];
-    return s->born != ROOST_BORN_NEVER && !(l && roost_turns_away(l));
+    return s->born != ROOST_BORN_NEVER && !(l && (l->fd < 0 || roost_turns_away(l)));
 }
 
 void roost_births_servers(struct roost_engine *e, uint16_t service) {
@@ -72,7 +72,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     memcpy(place.address, s->listen, sizeof(place.address));
     was = !bpf_map_lookup_elem(map, &place, &birth);
     if (!gives_birth(e, s)) {
-        if (!was)
+        if (!was || birth.service != s->index) /* the place is that of another service, which came after this one */
             return 0;
         bpf_map_delete_elem(map, &place);
         ROOST_ONE_LESS(e->path.births_gate->services);
@@ -116,6 +116,12 @@ void roost_births_turn(struct roost_engine *e) {
         return;
     e->births_ms = e->now_ms + OPEN_S * 1000 / 4;
     gate->open_until_s = has_room(e) ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;
+}
+
+void roost_share_cookies(roost_engine *e, uint64_t secret0, uint64_t secret1, uint64_t ahead_ms) {
+    e->path.births_gate->secret[0] = secret0;
+    e->path.births_gate->secret[1] = secret1;
+    *e->path.births_ahead = ahead_ms;
 }
 
 void roost_births_close(struct roost_engine *e) {

@@ -207,6 +207,7 @@ int roost_insert(struct roost_engine *e, const struct roost_command *command) {
         roost_event_of_slot(e, &command->record.key, slot, &event);
     else
         roost_event_of_candidate(e, &command->record.key, &event);
+    event.record.service = record->service;
     event.id = command->id;
     roost_post_transition(e, &event, class, ROOST_ST_NONE, (enum roost_state)event.to_state,
                           (enum roost_cause)command->cause, command->token);

@@ -15,6 +15,7 @@
 #include "life.h"
 
 #define ACCEPTS_A_TURN 128
+#define CLOSE_ACCEPTS 4096 /* with the lock: some 50 ms */
 #define ACCEPT_PAUSE_MS 50
 #define FOR_WAKES 32 /* one of so many sockets is kept for those that wake */
 
@@ -132,13 +133,14 @@ void roost_accept_resume(struct roost_engine *e) {
             roost_watch_plain(e, e->door[i], TAG_DOOR + (uint64_t)i); /* there already: as good */
 }
 
-void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
-    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
+/* At most so many. Whether none waits any more. */
+static bool accept_waiting(struct roost_engine *e, struct roost_listener *l, int most) {
+    for (int i = 0; i < most && !l->paused && l->fd >= 0; i++) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
         if (!has_room(e) || roost_mailbox_crowded(&e->box)) {
             roost_accept_pause(e);
-            return;
+            return false;
         }
         int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
@@ -146,9 +148,15 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
         else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             roost_accept_pause(e);
         else if (errno == EAGAIN)
-            return;
+            return true;
         /* else: that client has gone already (ECONNABORTED and the like) */
     }
+    return false;
+}
+
+void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
+    if (accept_waiting(e, l, ACCEPTS_A_TURN))
+        return;
     if (!e->pressure_told && e->awake > roost_room_without_pressure(e))
         roost_tell_pressure(e);
 }
@@ -181,9 +189,17 @@ int roost_listen(struct roost_engine *e, const uint8_t ip[16], uint16_t port, bo
     return fd >= 0 ? fd : roost_complain(why, fd, "cannot listen on port %u: %m", port);
 }
 
+/* For a service that begins: one of its own that was closed, or a new one; NULL: there is no place. */
+static struct roost_listener *listener_for(struct roost_engine *e, uint16_t service) {
+    for (int i = 0; i < e->listeners; i++)
+        if (e->listener[i].service.index == service && e->listener[i].fd < 0)
+            return &e->listener[i];
+    return e->listeners < ROOST_MAX_SERVICES ? &e->listener[e->listeners] : NULL;
+}
+
 int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
-    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places)
+    if (!listener_for(e, service->index) || service->index == 0 || service->index >= places)
         return roost_complain(why, ENOSPC, "no place for service %u: at most %zu", service->index, places - 1);
     int fd = roost_listen(e, service->listen, service->listen_port, service->transparent, why);
     if (fd < 0)
@@ -196,24 +212,53 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
         return managed;
     }
     roost_lock(e);
-    struct roost_listener *l = &e->listener[e->listeners];
+    struct roost_listener *l = listener_for(e, service->index);
+    struct roost_listener *first = e->by_index[service->index];
     l->service = *service;
     l->fd = fd;
     roost_class_change(e, service);
     int error = roost_pool_set(&l->pool, service);
-    if (!error && !e->by_index[service->index])
+    if (!error && (!first || first == l))
         error = roost_ready_links_set(&l->ready, service);
     if (!error)
-        error = roost_births_tell(e, service);
+        error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)(l - e->listener));
     if (!error)
-        error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
+        error = roost_births_tell(e, service);
     if (!error) {
-        e->listeners++;
-        if (!e->by_index[service->index])
+        e->listeners += l == &e->listener[e->listeners];
+        if (!first)
             e->by_index[service->index] = l;
     } else {
         close(fd);
+        l->fd = -1;
         roost_ready_links_close(&l->ready);
+    }
+    roost_unlock(e);
+    return error;
+}
+
+int roost_service_close(roost_engine *e, uint16_t service) {
+    int error = -ENOENT;
+    roost_lock(e);
+    e->now_ms = roost_monotonic_ms();
+    for (int i = 0; i < e->listeners; i++) {
+        struct roost_listener *l = &e->listener[i];
+        if (l->service.index != service)
+            continue;
+        error = 0;
+        if (l->fd < 0)
+            continue;
+        if (!accept_waiting(e, l, CLOSE_ACCEPTS)) {
+            error = -EAGAIN;
+            break;
+        }
+        l->service.fail_closed = 0;
+        if (l->service.transparent && (error = roost_router_manage(e, &l->service, NULL)))
+            break;
+        close(l->fd); /* epoll forgets it with its last descriptor */
+        l->fd = -1;
+        roost_ready_links_close(&l->ready);
+        roost_births_tell(e, &l->service);
     }
     roost_unlock(e);
     return error;
@@ -227,7 +272,7 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         if (s->index != service->index)
             continue;
         error = roost_pool_set(&e->listener[i].pool, service);
-        if (!error && e->by_index[service->index] == &e->listener[i])
+        if (!error && e->by_index[service->index] == &e->listener[i] && e->listener[i].fd >= 0)
             error = roost_ready_links_set(&e->listener[i].ready, service);
         if (error)
             break;

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any, Final
 
 from appliance.box.memory import resident_bytes
@@ -23,16 +23,17 @@ SAMPLE_S: Final = 10.0
 
 
 class Status:
-    """server_rows: the servers of a service, by its number. parts: what other parts of the daemon say, by key. facts:
-    what stays as it is while the daemon runs."""
+    """leaving: services that take no new clients. server_rows: the servers of a service, by its number.
+    parts: what other parts of the daemon say, by key. facts: what stays as it is while the daemon runs."""
 
     def __init__(self, engine: EnginePort, store: Store, dispatcher: Dispatcher, services: Mapping[int, Service],
-                 server_rows: Callable[[int], list[dict[str, Any]]],
+                 leaving: Container[int], server_rows: Callable[[int], list[dict[str, Any]]],
                  parts: Mapping[str, Callable[[], Mapping[str, Any]]], facts: Mapping[str, Any]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
         self._services = services
+        self._leaving = leaving
         self._server_rows = server_rows
         self._parts = parts
         self._facts = facts
@@ -105,5 +106,6 @@ class Status:
             "interface": service.interface,
             "balance": service.balance,
             "check": service.check,
+            "leaving": index in self._leaving,
             "servers": self._server_rows(index),
         }

@@ -85,7 +85,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
 def _show_service(service: dict[str, Any], console: Console) -> None:
     servers = service["servers"]
     where = service["balance"] if len(servers) > 1 else service["server"]
-    console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(where)}")
+    leaving = ", [yellow]leaving[/]: it takes no new clients" if service["leaving"] else ""
+    console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(where)}{leaving}")
     for row in servers if len(servers) > 1 or any(row["state"] != "up" for row in servers) else ():
         colour = {"up": "green", "down": "red"}.get(row["state"], "yellow")
         reason = f": {row['reason']}" if row["reason"] else ""

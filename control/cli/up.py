@@ -40,7 +40,7 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
             as_json: bool) -> None:  # fmt: skip
     """Run the appliance in the foreground; it logs to stderr.
 
-    SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over a changed policy.
+    SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over what has changed.
 
     \b
     Example:

@@ -391,6 +391,7 @@ class Service(TypedDict):
     interface: str
     balance: str
     check: str
+    leaving: bool
     servers: list[Server]
 
 

@@ -69,8 +69,7 @@ class Locator:
         self._names = names
         self._services = services
         self._domain = domain
-        listens = [*attach_at, *(service.listen for service in services.values())]  # a reload does not change them
-        self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
+        self._attach_at = tuple(attach_at)
         self.addresses = LocalAddresses()
         self._walking = threading.Lock()
 
@@ -125,7 +124,10 @@ class Locator:
     def _is_own(self, target: Address) -> bool:
         """Whether the address is one that this appliance listens on."""
         ip = ipaddress.ip_address(target.host)
-        for listening, port in self._listens:
+        for host, port in map(
+            parse_endpoint, (*self._attach_at, *(one.listen for one in tuple(self._services.values())))
+        ):
+            listening = ipaddress.ip_address(host)
             if port != target.port or listening.version != ip.version:
                 continue
             everywhere = listening.is_unspecified and (ip.is_loopback or self.addresses.has(target.host))

@@ -176,7 +176,7 @@ class View:
 
     def _asked(self, wanted: Wanted) -> Found:
         service, network, bits = 0, bytes(16), 0
-        numbers = {self.service_name(number): number for number in self._services}
+        numbers = {self.service_name(number): number for number in tuple(self._services)}
         if name := service_to_list(wanted.service, numbers):
             service = numbers[name]
         if wanted.network:

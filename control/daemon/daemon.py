@@ -74,6 +74,7 @@ from control.dispatch.snapshots import Snapshots
 from control.reach.reach import Reach
 from control.reach.tls import server_context
 from control.store.owner import FencedError, Owner, boot_id
+from control.store.starting import wall_offset_ms
 from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
@@ -221,13 +222,12 @@ class Daemon:
         config = self._config
         tls = _tls(config)
         self._handover.give(engine)
-        silence = quarantine.Quarantine(config)
+        silence = quarantine.Quarantine(lambda: services.configured()[1])
         setup = EngineSetup(engine, config, waiting, silence.begin, silence.end)
         setup.begin(services.by_number, services.spec, self._undo)
         rules = Rules(store, EngineRules(engine), services.configured)
         rules.load()
-        persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
-        dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
+        dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, services.persistent)
         self._tables = tables_of(config.pin_dir)
         waiting.before_each(partial(self._look_at_pins, waiting))
         self._handover.give_connections(engine)
@@ -240,6 +240,7 @@ class Daemon:
                      len(found.sleep_ids), self._mirror.host or "no other machine")  # fmt: skip
         if standby := config.standby.address:
             store.watch_lease(engine.lease)
+            engine.share_cookies(store.cookie_secret, wall_offset_ms())
         if found.other_boot:
             silence.begin("rows")
         dispatcher.states = list(found.states)
@@ -302,7 +303,7 @@ class Daemon:
             "attaches": reach.attaches.status,
             "classes": partial(snapshots.status, view.service_name),
         }
-        status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)
+        status = Status(engine, store, dispatcher, services.by_number, services.leaving, health.rows, parts, facts)
         jobs = Jobs(engine, store, dispatcher, locator, view)
         working = [_thread("jobs", jobs.run) for _ in range(WORKERS)]
         operations = Operations(
@@ -314,7 +315,7 @@ class Daemon:
             ruling=ruling,
             giving=Giving(dispatcher, locator),
             jobs=jobs,
-            tokens=Tokens(store, lambda: [service.name for service in services.by_number.values()]),
+            tokens=Tokens(store, lambda: [service.name for service in tuple(services.by_number.values())]),
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
             offer=reach.tickets.offer,
@@ -323,8 +324,9 @@ class Daemon:
             document=Document().read,
         )
         repeated = [monitor, snapshots, exports, api, *([Holding(config, store, self._end)] if standby else ())]
-        serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,
-                          waiting, hostnames, facts, self._end, self._manager)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup,
+                          store.number_services, listeners, waiting, hostnames, facts, self._end,
+                          self._manager)  # fmt: skip
         dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())

@@ -11,12 +11,14 @@ from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
 from typing import Final
 
+from appliance.box import sysctls
 from appliance.box.reachability import UnreachableError, interface_towards
 from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import Engine, EngineError
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions, ServiceSpec, default_workers
-from control.config import Config, Service, parse_ports
+from control.config import Config, Service, parse_endpoint, parse_ports
+from control.core.logs import about
 from control.daemon.error import DaemonError, port_trouble
 from control.daemon.local_connect import LocalConnect
 from control.daemon.waiting import NotYetError, Waiting
@@ -63,22 +65,21 @@ class EngineSetup:
         self._config = config
         self._waiting = waiting
         self._added: dict[int, ServiceSpec] = {}
+        self._closed: set[int] = set()
+        """Of those added: they take no new clients."""
         self._local = LocalConnect(engine) if config.attach.local_connect else None
         self._steering = False
         self._steered: set[str] = set()
         self._indexes: dict[str, int] = {}
         """Of the interfaces that were attached to. One that is made anew under its name has another."""
-        persistent = any(service.interface == "persistent" for service in config.service)
         named = config.network.server_interfaces
         self._by_route = not named
-        """Whether the servers of persistent services are heard where the routing table says, too."""
+        """Whether the servers of persistent services are heard on a router's own side, and where the routing table
+        says."""
         self._by_way: set[str] = set()
         """Where they are heard."""
 
-        self._server_interfaces = (
-            *(named or (config.router.lan if persistent else ())),
-            *(("lo",) if self._local else ()),
-        )
+        self._server_interfaces = (*named, *(("lo",) if self._local else ()))
         self.interfaces: dict[str, str] = {}
         """The mode of XDP on each interface that is heard."""
         waiting.before_each(self._look)
@@ -110,7 +111,7 @@ class EngineSetup:
             self._local.open()
         for number in numbers:
             name = spec(number)[0].name
-            self._waiting.attempt(f'service "{name}"', lambda number=number: self._add(*spec(number)))  # type: ignore[misc]
+            self._waiting.attempt(_waits(name), lambda number=number: self._add(*spec(number)))  # type: ignore[misc]
         self._steering = bool(router.lan)
         for name in names:
             self._waiting.attempt(f"interface {name}", partial(self._interface, name))
@@ -165,14 +166,16 @@ class EngineSetup:
         """The interfaces on which the servers' legs of a persistent service are heard."""
         if not spec.persistent:
             return
-        names = list(self._server_interfaces)
+        self._hear_all((*self._server_interfaces, *(self._config.router.lan if self._by_route else ())))
         for address, _ in spec.servers if self._by_route else ():
             try:
-                names.append(interface_towards(address))
+                self._hear_all([interface_towards(address)])
             except UnreachableError as error:
                 raise NotYetError(
                     f"{error}; add the route, or name the interface in [network] server_interfaces"
                 ) from None
+
+    def _hear_all(self, names: Iterable[str]) -> None:
         self._by_way.update(names)
         for name in names:
             self._hear(name)
@@ -186,6 +189,38 @@ class EngineSetup:
                 raise NotYetError(port_trouble(str(error), error.number)) from None
             raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
         self._added[spec.index] = spec
+        self._closed.discard(spec.index)
+
+    def take_in(self, number: int, spec: Callable[[], tuple[Service, ServiceSpec]]) -> None:
+        """A service that has come into the configuration of a running daemon, as soon as that can be."""
+
+        def begin() -> None:
+            if number in self._added and number not in self._closed:  # it was to be taken out
+                self.update(*spec())
+            else:
+                self._add(*spec())
+                log.info('service "%s" is taken in', service.name, extra=about(service=service.name))
+
+        service = spec()[0]
+        what = _waits(service.name)
+        self._waiting.drop(_closes(service.name))
+        try:
+            sysctls.prepare(ports_of(service, self._config.network.link_ports))
+            self._waiting.attempt(what, begin)
+        except (DaemonError, EngineError, OSError) as error:
+            self._waiting.begin_again(what, begin, str(error))
+
+    def take_out(self, number: int, name: str) -> None:
+        """No new clients for this service; those that it has go on."""
+        self._waiting.drop(_waits(name))
+        if number in self._added:
+            self._waiting.attempt(_closes(name), partial(self._close, number, name))
+
+    def _close(self, number: int, name: str) -> None:
+        if not self._engine.close_service(number):
+            raise NotYetError("it is to be taken out, and they find no room yet: `roost status` says what is short")
+        self._closed.add(number)
+        log.info('service "%s" takes no new clients any more', name, extra=about(service=name))
 
     def update(self, service: Service, spec: ServiceSpec) -> None:
         """The policy and the servers of a service; raises EngineError or NotYetError. One that waits for something is
@@ -193,6 +228,23 @@ class EngineSetup:
         if spec.index in self._added:
             self._hear_servers(service, spec)
             self._engine.update_service(spec)
+
+
+def _closes(service: str) -> str:
+    """The same of one that is taken out."""
+    return f'room for the last clients of service "{service}"'
+
+
+def ports_of(service: Service, link_ports: str) -> list[int]:
+    """Those that the kernel is to give to no connection of another's. link_ports: as in the configuration."""
+    first, last = parse_ports(link_ports)
+    links = range(first, last + 1) if service.interface == "persistent" else ()
+    return [parse_endpoint(service.listen)[1], *links]
+
+
+def _waits(service: str) -> str:
+    """How a service is called that waits for something."""
+    return f'service "{service}"'
 
 
 def _index(name: str) -> int:

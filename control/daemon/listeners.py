@@ -12,7 +12,8 @@ from pathlib import Path
 from appliance.box import sysctls
 from appliance.frontends.frontend import bind
 from control.channel.api import bind_unix
-from control.config import Config, parse_endpoint, parse_ports
+from control.config import Config, parse_endpoint
+from control.daemon.engine_setup import ports_of
 from control.daemon.error import DaemonError, port_trouble
 from control.daemon.waiting import NotYetError
 
@@ -39,11 +40,8 @@ class Listeners:
     def bind(self, config: Config) -> None:
         """Take them all; raises DaemonError."""
         attach = [parse_endpoint(text) for text in config.attach.listen]
-        ports = [port for _, port in attach + [parse_endpoint(s.listen) for s in config.service]]
-        if any(service.interface == "persistent" for service in config.service):
-            first, last = parse_ports(config.network.link_ports)
-            ports += range(first, last + 1)
-        sysctls.prepare(ports)
+        ports = [port for service in config.service for port in ports_of(service, config.network.link_ports)]
+        sysctls.prepare([*(port for _, port in attach), *ports])
         for address, port in attach:
             try:
                 self.attach.append(bind_attach(address, port))

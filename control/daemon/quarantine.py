@@ -21,7 +21,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from control.config import Config
@@ -95,9 +95,9 @@ def _routed(host: str, port: int, lan: str) -> Iterable[str]:
 
 
 class Quarantine:
-    """A daemon's: there is one while there is a reason for it. For any thread."""
+    """A daemon's: there is one while there is a reason for it. config: what is in force. For any thread."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Callable[[], Config]) -> None:
         self._config = config
         self._lock = threading.Lock()
         self._reasons: set[str] = set()
@@ -106,7 +106,7 @@ class Quarantine:
         """Where there is none yet, as far as that can be done."""
         with self._lock:
             if not self._reasons:
-                begin(self._config)
+                begin(self._config())
             self._reasons.add(reason)
 
     def end(self, reason: str) -> None:
@@ -114,7 +114,7 @@ class Quarantine:
         with self._lock:
             self._reasons.discard(reason)
             if not self._reasons:
-                end(self._config.instance)
+                end(self._config().instance)
 
 
 def begin(config: Config) -> None:

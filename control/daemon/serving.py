@@ -3,7 +3,7 @@
 
 SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
 SIGUSR1           the same, and write all to the database: for another machine (`roost drain`)
-SIGHUP            read the configuration again, take over the policy and the servers
+SIGHUP            read the configuration again, take over the policy, the servers, and services that come and go
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.box.memory import give_back
 from appliance.frontends.frontend import Frontend, Settings
@@ -35,6 +37,7 @@ from control.daemon.services import Services, UpdatesPort
 from control.daemon.waiting import Waiting
 from control.reach.attaching import Attaching
 from control.reach.reach import Reach
+from control.store.database import StoreError, reason
 
 log = logging.getLogger("roost.daemon")
 
@@ -55,13 +58,13 @@ class Repeated(Protocol):
 
 
 class Serving:
-    """facts: of the status; where attach listens is added. engine: is told of services that change. repeated: run
-    until the end."""
+    """facts: of the status; where attach listens is added. engine: is told of services that change. numbered: services
+    that come, by their names; may block; raises StoreError, SQLAlchemyError. repeated: run until the end."""
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
                  health: Health, services: Services, rules: Rules, repeated: Iterable[Repeated], engine: UpdatesPort,
-                 listeners: Listeners, waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any], end: End,
-                 manager: Manager) -> None:  # fmt: skip
+                 numbered: Callable[[Sequence[str]], Mapping[str, int]], listeners: Listeners, waiting: Waiting,
+                 hostnames: Hostnames, facts: dict[str, Any], end: End, manager: Manager) -> None:  # fmt: skip
         self._config = config
         self._operations = operations
         self._transitions = transitions
@@ -70,8 +73,10 @@ class Serving:
         self._services = services
         self._rules = rules
         self._repeated = repeated
-        self._applying: asyncio.Task[None] | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
+        self._one_reload = asyncio.Lock()
         self._engine = engine
+        self._numbered = numbered
         self._listeners = listeners
         self._waiting = waiting
         self._hostnames = hostnames
@@ -129,7 +134,7 @@ class Serving:
             if api.done() and not self._end.has_come:
                 self._end.fail(f"the local API ended: {api.exception()}")
         finally:
-            for task in tasks:
+            for task in (*tasks, *self._reloads):
                 task.cancel()
             self._health.close()
             await frontend.close()
@@ -152,7 +157,7 @@ class Serving:
             self._watch()
 
     def _tell_ready(self) -> None:
-        services = len(self._services.by_number)
+        services = len(self._services.by_number) - len(self._services.leaving)
         self._manager.ready(f"serves {services} {'service' if services == 1 else 'services'}; roost status tells more")
 
     def _on_terminate(self, number: int) -> None:
@@ -171,13 +176,33 @@ class Serving:
 
     def _reload(self) -> None:
         self._manager.reloading()
-        if self._services.reload(self._engine):
-            self._watch()
-            self._hostnames.hurry()
-            self._applying = asyncio.get_running_loop().create_task(asyncio.to_thread(self._rules.apply))
-            self._applying.add_done_callback(_tell_of_defect)
-            log.info("SIGHUP: policy taken over from %s", self._services.path)
-        self._tell_ready()
+        reload = asyncio.get_running_loop().create_task(self._take_over())
+        self._reloads.add(reload)
+        reload.add_done_callback(self._reloads.discard)
+        reload.add_done_callback(_tell_of_defect)
+
+    async def _take_over(self) -> None:
+        async with self._one_reload:
+            try:
+                if (new := self._services.read()) is not None:
+                    numbers = await self._number(self._services.coming(new))
+                    self._services.take_over(new, numbers, self._engine)
+                    self._watch()
+                    self._hostnames.hurry()
+                    log.info("SIGHUP: policy taken over from %s", self._services.path)
+            finally:
+                if not self._end.has_come:
+                    self._tell_ready()
+            if new is not None:
+                await asyncio.to_thread(self._rules.apply)
+
+    async def _number(self, names: Sequence[str]) -> Mapping[str, int]:
+        try:
+            return await asyncio.to_thread(self._numbered, names) if names else {}
+        except (StoreError, SQLAlchemyError) as error:
+            log.error("SIGHUP: not taken in, since the database gives no number now: %s; reload again when it can be "
+                      "used: %s", ", ".join(f'service "{name}"' for name in names), reason(error))  # fmt: skip
+            return {}
 
 
 async def _give_back_memory() -> None:

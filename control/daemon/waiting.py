@@ -74,6 +74,12 @@ class Waiting:
         self._steps[what] = step
         self.missing(what, reason)
 
+    def drop(self, what: str) -> None:
+        """A step that is not to be made any more, if it waits."""
+        self._steps.pop(what, None)
+        if self._reasons.pop(what, None) is not None:
+            self._tell()
+
     def before_each(self, look: Callable[[], None]) -> None:
         """Call this before steps are tried again: it may find that some must `begin_again`."""
         self._looks.append(look)

@@ -27,19 +27,31 @@ def reloaded(old: Service, new: Service) -> Service:
     return new.model_copy(update=kept)
 
 
+def waits_for_a_restart(new: Service, running: Config) -> str:
+    """Why a service that is new is not taken in by a running daemon; empty: it is. How many connections may be awake
+    depends on whether the daemon is a server itself (descriptors_each)."""
+    if new.kind != "server":
+        return f'is new, and kind = "{new.kind}"'
+    return (
+        "is new, and needs [router]" if (new.transparent or new.source == "client") and not running.router.lan else ""
+    )
+
+
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy, what it does under pressure,
-    exports, the API, and the servers alone."""
+    exports, the API, the servers, and services that come and go. old: with the services that the daemon has now."""
     sections = [key for key in Config.model_fields if key not in ("policy", "pressure", "export", "api", "service")]
     changed = [section for section in sections if getattr(old, section) != getattr(new, section)]
     before, after = ({service.name: service for service in config.service} for config in (old, new))
-    told = {name: _not_taken(before.get(name), after.get(name)) for name in sorted(before | after)}
+    told = {name: _not_taken(before.get(name), after.get(name), old) for name in sorted(before | after)}
+    if "dial" in old.absent.steps and old.dial_services != new.dial_services:
+        changed.append("the service by which clients are dialled")
     return changed + [f'[[service]] "{name}" ({what})' for name, what in told.items() if what]
 
 
-def _not_taken(old: Service | None, new: Service | None) -> str:
+def _not_taken(old: Service | None, new: Service | None, running: Config) -> str:
     """What of a service waits for a restart; empty: nothing."""
     if old is None or new is None:
-        return "is new" if old is None else "is gone"
+        return waits_for_a_restart(new, running) if new is not None else ""
     kept = reloaded(old, new)
     return ", ".join(key for key in (*_FIXED, *_SERVERS) if getattr(kept, key) != getattr(new, key))

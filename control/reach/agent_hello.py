@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hmac
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,7 @@ class Settings:
     names, which are given without it. tls: None: none."""
 
     agents: Sequence[Agent]
-    services: Mapping[str, int]
+    services: Callable[[], Mapping[str, int]]
     hello_s: float
     domain: str
     tls: ssl.SSLContext | None = None
@@ -41,13 +41,13 @@ def wanted_clients(settings: Settings, agent: Agent, clients: object) -> dict[st
     """The clients of a hello, each with the number of its service."""
     if not isinstance(clients, dict) or not 1 <= len(clients) <= MAX_CLIENTS:
         raise ProtocolError(f"a hello names 1 to {MAX_CLIENTS} clients")
-    wanted: dict[str, int] = {}
+    wanted, services = dict[str, int](), settings.services()
     for text, about in clients.items():
         name = canonical(text, settings.domain)
         if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
             raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
         service = about.get("service") if isinstance(about, dict) else None
-        if service is not None and (not isinstance(service, str) or service not in settings.services):
+        if service is not None and (not isinstance(service, str) or service not in services):
             raise ProtocolError(f'there is no service "{service}"')
-        wanted[name] = settings.services[service] if service is not None else 0
+        wanted[name] = services[service] if service is not None else 0
     return wanted

@@ -391,7 +391,7 @@ class Agents:
 
     def clients(self) -> list[dict[str, Any]]:
         """The clients that agents speak for, as programs read it."""
-        names = {index: name for name, index in self._settings.services.items()}
+        names = {index: name for name, index in self._settings.services().items()}
         return [
             {
                 "name": name,

@@ -47,7 +47,7 @@ class Reach:
         self.linker = Linker(dispatcher, self.arrivals, self.links)
         settings = Settings(
             agents=config.agent,
-            services={service.name: index for index, service in services.items() if service.kind != "agents"},
+            services=lambda: {one.name: index for index, one in tuple(services.items()) if one.kind != "agents"},
             hello_s=config.agents.hello_timeout,
             domain=domain,
             tls=tls,

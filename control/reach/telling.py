@@ -48,7 +48,7 @@ class Telling:
 
     def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of transitions (TransitionsPort.listen)."""
-        if not self._dialled.any_due or not any(service.in_band.stay for service in self._services.values()):
+        if not self._dialled.any_due or not any(service.in_band.stay for service in tuple(self._services.values())):
             return
         if awake := [event for event in transitions if event.to_state == State.ACTIVE and self._understands(event)]:
             self._awake.extend(awake)

@@ -94,6 +94,12 @@ def begin_writing(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def may_be_idle(connection: Connection, seconds: float) -> None:
+    """How long this transaction may wait for its next statement, in place of what `open_engine` was told."""
+    if connection.dialect.name != "sqlite":
+        connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {round(seconds * 1000)}")
+
+
 def reason(error: Exception) -> str:
     """What a driver or this package says is wrong, on one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -24,9 +25,25 @@ ALIVE: Final = "alive-"
 ms."""
 
 
+COOKIE_SECRET: Final = ("cookies-1", "cookies-2")
+"""In `meta`: a secret that machines with the same database share."""
+
+
 def wall_offset_ms() -> int:
     """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
     return (time.time_ns() - time.monotonic_ns()) // 1_000_000
+
+
+def cookie_secret(connection: Connection) -> tuple[int, int]:
+    """Store.cookie_secret: the same for whoever asks."""
+    found = []
+    for key in COOKIE_SECRET:
+        if (value := get_meta(connection, key)) is None:
+            value = secrets.randbits(64) - (1 << 63)
+            set_meta(connection, key, value)
+        found.append(value % (1 << 64))
+    first, second = found
+    return first, second
 
 
 def known_services(connection: Connection) -> dict[str, int]:

@@ -33,6 +33,7 @@ from control.store.database import (
     StoreError,
     begin_writing,
     get_meta,
+    may_be_idle,
     open_engine,
     parse_url,
     reason,
@@ -59,6 +60,10 @@ then, some milliseconds long, so there should be few (`roost bench wake`)."""
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 LOCK_S: Final = 2.0
 """How long a batch waits for a lock of another process's; then it is tried again."""
+
+IDLE_S: Final = 15.0
+"""How long a transaction may wait for its next statement before PostgreSQL ends it. One of a pair has its lease for it:
+the other machine waits for the row of `owner`."""
 
 SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
@@ -122,10 +127,12 @@ class Store(Latest):
         self._closing = False
         self._prepared = self._awaited = False
         self._wanted_services: dict[str, int] = {}
+        self.cookie_secret = (0, 0)
+        """Of SYN cookies: two numbers of 64 bits, which both machines of a pair have."""
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
         # A machine that stands still in a transaction has the row of `owner` locked, and its server does not know.
-        self._writer_engine = open_engine(self._url, LOCK_S, writer=True, idle_s=paired_lease_s or LEASE_S)
+        self._writer_engine = open_engine(self._url, LOCK_S, writer=True, idle_s=paired_lease_s or IDLE_S)
         self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
         self._opened: file.Identity = ()
         if self._path:
@@ -248,8 +255,11 @@ class Store(Latest):
         with self._writer_engine.connect() as connection:
             with connection.begin():
                 begin_writing(connection)
+                may_be_idle(connection, IDLE_S)  # tables are made, perhaps
                 prepare_tables(connection)
                 self._ownership.claim(connection)
+                if self._paired:
+                    self.cookie_secret = starting.cookie_secret(connection)
                 self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
                 self._epochs.reload()
                 self._history.load(connection)
@@ -358,6 +368,16 @@ class Store(Latest):
             except (SQLAlchemyError, StoreError) as error:
                 self._note_failure(error)
         return self._wanted_services
+
+    def number_services(self, names: Sequence[str]) -> dict[str, int]:
+        """The same for services that come while the daemon runs. Raises StoreError, SQLAlchemyError: they have none."""
+        if not self._prepared:
+            raise StoreError(self._status.error)
+        with self._writing() as connection:
+            numbers = starting.numbered(names, starting.known_services(connection) | self._wanted_services)
+            starting.agree_on_services(connection, numbers)
+        self._wanted_services = self._wanted_services | numbers
+        return numbers
 
     # -- what the daemon must know at start ---------------------------------------------------------------------------
 

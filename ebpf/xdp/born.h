@@ -132,6 +132,18 @@ static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, con
     return cookie_with(birth_hash(gate, key, isn, period, agreed | class << 8), period, class);
 }
 
+/* The clock of cookies and of newborns' TSvals is ahead of CLOCK_MONOTONIC by so much, ms: two machines that have one
+ * secret agree on it, so that either ends a handshake that the other one began. */
+static __always_inline __u64 births_ahead_ms(void) {
+    __u32 zero = 0;
+    const __u64 *ahead = bpf_map_lookup_elem(&births_ahead, &zero);
+    return ahead ? *ahead : 0;
+}
+
+static __always_inline __u32 period_of(__u64 births_ms) {
+    return (__u32)(births_ms / (COOKIE_PERIOD_S * 1000));
+}
+
 /* Our clock for this connection: its offset is random to others (RFC 7323 7.1). Not of the minute, for it has to be
  * found again. */
 static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
@@ -258,7 +270,8 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     if (o->mss < 536)
         return 0;
 
-    __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
+    __u64 births_ms = ward->now_ms + births_ahead_ms();
+    __u32 period = period_of(births_ms);
     __u32 carried = o->wscale | (o->sack ? TS_SACK : 0), agreed = o->has_ts ? carried | TS_AGREED : 0;
     r->seq = cookie_of(ward->gate, &p->key, s->seq, period, agreed, class_of_mss(o->mss));
     r->ack = s->seq + 1;
@@ -267,7 +280,7 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
     r->options_length = 4;
     if (o->has_ts) {
-        __u32 tsval = carrying((__u32)ward->now_ms + birth_clock(ward->gate, &p->key), carried);
+        __u32 tsval = carrying((__u32)births_ms + birth_clock(ward->gate, &p->key), carried);
         r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
         r->options[2] = bpf_htonl(tsval);
         r->options[3] = bpf_htonl(o->tsval);
@@ -286,8 +299,8 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
 /* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had; agreed: of
  * birth_hash. */
 static __always_inline int cookie_good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie,
-                                       __u32 isn, __u32 agreed, __u64 now_ms) {
-    __u32 now = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (now - (cookie >> 30)) & 3;
+                                       __u32 isn, __u32 agreed, __u64 births_ms) {
+    __u32 now = period_of(births_ms), age = (now - (cookie >> 30)) & 3;
     if (age > 1)
         return 0;
     return cookie_of(gate, key, isn, now - age, agreed, cookie_class(cookie)) == cookie;
@@ -321,16 +334,16 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     const struct roost_segment *s = &notes->segment;
     struct roost_ka *ka = &notes->born.ka;
     const struct roost_births_gate *gate = ward->gate;
-    __u64 now_ms = ward->now_ms;
+    __u64 now_ms = ward->now_ms, ahead_ms = births_ahead_ms(), births_ms = now_ms + ahead_ms;
     __u32 cookie = s->ack - 1, isn = s->seq - 1, agreed = s->has_ts ? (s->tsecr & TS_BITS) | TS_AGREED : 0;
     int late = 0;
     __builtin_memset(ka, 0, sizeof(*ka));
     ka->snd_nxt = s->ack;
     ka->rcv_nxt = s->seq;
     ka->window = OUR_WINDOW;
-    if (!cookie_good(gate, &p->key, cookie, isn, agreed, now_ms)) {
+    if (!cookie_good(gate, &p->key, cookie, isn, agreed, births_ms)) {
         /* The acknowledgement was lost, and a keep-alive probe comes instead. */
-        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, agreed, now_ms))
+        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, agreed, births_ms))
             return 0;
         ka->rcv_nxt++;
         late = 1;
@@ -340,7 +353,7 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     ka->ctl = ROOST_IDLE;
     if (s->has_ts) {
         agree(ka, s->tsecr);
-        ka->ts_offset = birth_clock(gate, &p->key);
+        ka->ts_offset = birth_clock(gate, &p->key) + (__u32)ahead_ms;
         ka->ts_recent = s->tsval;
     }
     notes->born.now_s = now_ms / 1000;

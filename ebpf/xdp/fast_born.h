@@ -90,7 +90,8 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     const struct way *way = way_back4(ctx, to, from, now_ms);
     if (way && way->is == WAY_ELSEWHERE)
         return FAST_LONG_WAY;
-    __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), class = class_of_mss(mss);
+    __u64 births_ms = now_ms + births_ahead_ms();
+    __u32 period = period_of(births_ms), class = class_of_mss(mss);
     __u32 carried = (wscale > 14 ? 14 : wscale) | TS_SACK;
     __u64 hash = birth_hash4(gate, from, to, ports, isn, period, carried | TS_AGREED | class << 8);
     turn(data, way);
@@ -107,7 +108,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     tcp_words[3] = bpf_htonl(0xa0120000 | OUR_WINDOW);
     tcp_words[4] = 0;
     options[0] = bpf_htonl(0x02040000 | birth->mss);
-    options[2] = bpf_htonl(carrying((__u32)now_ms + birth_clock4(gate, from, to, ports), carried));
+    options[2] = bpf_htonl(carrying((__u32)births_ms + birth_clock4(gate, from, to, ports), carried));
     options[3] = theirs;
     options[4] = bpf_htonl(SYN_WSCALE << 8 | OUR_WSCALE);
     tcp->check = ~fold_words(pseudo + words(tcp_words, 10));
@@ -117,8 +118,8 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
 
 /* Whether an acknowledgement brings back a cookie of ours; isn, agreed: as in cookie_good(), which this is for IPv4. */
 static __always_inline int fast_cookie_good(const struct roost_births_gate *gate, const struct iphdr *ip,
-                                            const struct tcphdr *tcp, __u32 isn, __u32 agreed, __u64 now_ms) {
-    __u32 cookie = bpf_ntohl(tcp->ack_seq) - 1, period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000));
+                                            const struct tcphdr *tcp, __u32 isn, __u32 agreed, __u64 births_ms) {
+    __u32 cookie = bpf_ntohl(tcp->ack_seq) - 1, period = period_of(births_ms);
     __u32 age = (period - (cookie >> 30)) & 3;
     if (age > 1)
         return 0;
@@ -147,10 +148,10 @@ static __noinline int fast_unknown(struct xdp_md *ctx, const struct found *sough
             return FAST_LONG_WAY;
         agreed = (bpf_ntohl(options[2]) & TS_BITS) | TS_AGREED;
     }
-    __u64 now_ms = coarse_ms();
+    __u64 births_ms = coarse_ms() + births_ahead_ms();
     __u32 seq = bpf_ntohl(tcp->seq), header = sizeof(*ip) + tcp->doff * 4, probe = header + 1;
-    if (fast_cookie_good(gate, ip, tcp, seq - 1, agreed, now_ms) ||
-        (bpf_ntohs(ip->tot_len) <= probe && fast_cookie_good(gate, ip, tcp, seq, agreed, now_ms)))
+    if (fast_cookie_good(gate, ip, tcp, seq - 1, agreed, births_ms) ||
+        (bpf_ntohs(ip->tot_len) <= probe && fast_cookie_good(gate, ip, tcp, seq, agreed, births_ms)))
         return FAST_LONG_WAY;
     return XDP_PASS;
 }
@@ -175,10 +176,10 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     if (ROOST_PREVIOUS(n->in_use))
         return FAST_LONG_WAY;
 
-    __u64 now_ms = coarse_ms();
+    __u64 now_ms = coarse_ms(), ahead_ms = births_ahead_ms();
     __u32 isn = bpf_ntohl(tcp->seq) - 1, cookie = bpf_ntohl(tcp->ack_seq) - 1, tsecr = bpf_ntohl(options[2]);
     __u32 class = cookie_class(cookie), ports = PORTS(tcp->source, tcp->dest);
-    if (!fast_cookie_good(gate, ip, tcp, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms))
+    if (!fast_cookie_good(gate, ip, tcp, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms + ahead_ms))
         return FAST_UNKNOWN;
     __u64 pseudo = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_TCP) + bpf_htons(32);
     if (fold_words(words((__be32 *)ip, 5)) != 0xffff || fold_words(pseudo + words((__be32 *)tcp, 8)) != 0xffff)
@@ -189,7 +190,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->ctl = ROOST_IDLE;
     ka->snd_nxt = cookie + 1;
     ka->rcv_nxt = isn + 1;
-    ka->ts_offset = birth_clock4(gate, ip->saddr, ip->daddr, ports);
+    ka->ts_offset = birth_clock4(gate, ip->saddr, ip->daddr, ports) + (__u32)ahead_ms;
     ka->ts_recent = bpf_ntohl(options[1]);
     ka->heard = ROOST_HEARD(n->now_s, 0, 0);
     ka->window = OUR_WINDOW;

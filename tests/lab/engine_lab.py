@@ -214,13 +214,17 @@ class EngineLab:
         """Start an engine; it adopts what an earlier one left. bridge: has what was awake, which this engine takes up.
         specs: other services. How many connections it has taken up."""
         taken = self.make(bridge, specs)
+        self.begin()
+        return taken
+
+    def begin(self) -> None:
+        """The engine that was made."""
         engine = self.engine
         with self.lab.enter("box"):
             engine.start()
         self._driving = True
         self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")
         self._thread.start()
-        return taken
 
     def make(self, bridge: Bridge | None = None, specs: Sequence[ServiceSpec] | None = None) -> int:
         """As `start`, but for the start itself."""

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,11 +77,12 @@ def pair() -> Iterator[Pair]:
         pair.print_logs()
 
 
-def pair_of(lab: Lab, url: str) -> Pair:
+def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None,
+            policy: dict[str, Any] | None = None) -> Pair:  # fmt: skip
     """The two machines; no daemon runs."""
     lab.second_box()
     lab.server(PORT)
-    config = lab.config(PORT, policy=QUIET) | {
+    config = lab.config(PORT, policy=policy or QUIET, service=service) | {
         "paths": {"database": url},
         "standby": {"address": lab.address("box", "wan0"), "lease": LEASE_S},
     }
@@ -87,13 +90,15 @@ def pair_of(lab: Lab, url: str) -> Pair:
     return Pair(lab, first, second, lab.swarm())
 
 
-def join(pair: Pair) -> None:
-    """Clients sleep on the first machine, and the second one stands by."""
+def join(pair: Pair, asleep: bool = True) -> None:
+    """Clients sleep on the first machine, if any are to, and the second one stands by."""
     if not pair.first.running:
         pair.first.begin()
         wait_until(pair.first.counts, 10, "the first one has the connections")
     pair.second.begin()
     wait_until(pair.second.standby, 10, "the second one stands by")
+    if not asleep:
+        return
     there = pair.lab.address("box", "wan0"), PORT
     assert pair.clients.connect(CLIENTS, there, **PROBED).connected == CLIENTS
     pair.asleep(pair.first)
@@ -125,6 +130,43 @@ def test_a_machine_that_dies_is_replaced_and_no_client_hears_of_it(pair: Pair) -
     assert {one["id"] for one in pair.second.connections()} == {one["id"] for one in before}
     pair.all_answered()
     assert pair.second.status()["control"]["lost_records"] == 0
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["unacknowledged", "silent"])
+def test_a_client_whose_handshake_the_first_one_began_is_answered_by_the_second(lost: bool) -> None:
+    """Its SYN was answered by a cookie, and the first machine died before it had its ACK, or before it had a row."""
+    count = 20
+    with closing(Cluster()) as cluster, Lab(clients=count) as lab, ExitStack() as stack:
+        pair = pair_of(lab, Postgres(cluster).url, {"born": "always"}, {"idle_quiet": "1h"})
+        join(pair, asleep=False)
+        pair.follows(0)
+        if lost:
+            lab.nft(
+                "nat",
+                """
+                table inet lossy {
+                    chain forward {
+                        type filter hook forward priority -10; policy accept;
+                        tcp dport 8000 tcp flags & (syn | ack) == ack drop
+                    }
+                }
+            """,
+            )
+        with lab.enter("wan"):
+            there = lab.address("box", "wan0"), PORT
+            clients = [stack.enter_context(socket.create_connection(there, 10)) for _ in range(count)]
+        born = 0 if lost else count
+        wait_until(lambda: pair.first.counts().get("IDLE", 0) == born, 10, "they are born, or not")
+        pair.first.kill()
+        lab.move_addresses("box", "box2")
+        wait_until(pair.second.counts, 20, "the second one has the connections")
+        if lost:
+            lab.nft("nat", "delete table inet lossy")
+        for client in clients:
+            client.sendall(b"ECHO hello\n")
+        assert [receive(client, 11) for client in clients] == [b"ECHO hello\n"] * count
+        assert pair.second.status()["counters"]["born_spoke"] == count
+        pair.print_logs()
 
 
 def test_what_woke_slept_again_and_ended_meanwhile_is_as_the_first_one_left_it(pair: Pair) -> None:

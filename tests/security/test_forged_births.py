@@ -15,7 +15,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +29,7 @@ from appliance.lab import Lab
 from appliance.wire import Born, Key
 from tests.lab.engine_lab import EngineLab
 from tests.lab.handmade import ADDRESS, Handmade, hide
-from tests.lab.wire import MOD, Wire
+from tests.lab.wire import MOD, Wire, timestamps_of
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -188,17 +188,27 @@ class Target:
         out = subprocess.run(["bpftool", "-j", "map", "dump", "pinned", path], capture_output=True, check=True).stdout
         (entry,) = json.loads(out)
         self.secret = bytes(int(byte, 16) for byte in entry["value"][:16])
+        self.ahead_ms = 0
 
     def client(self, family: int, **options: Any) -> Handmade:
         return Handmade(self.wire, self.box.target(family), **options)
 
     def handshake(self, client: Handmade, mss_class: int = 7) -> Handshake:
         agreed = 0x20 | client.heard & 0x1F if client.clock is not None else 0
-        return Handshake(self.secret, client.key, client.isn, agreed, mss_class, time.monotonic_ns() // 1_000_000)
+        return Handshake(self.secret, client.key, client.isn, agreed, mss_class, self.now_ms())
+
+    def now_ms(self) -> int:
+        """By the clock of cookies."""
+        return time.monotonic_ns() // 1_000_000 + self.ahead_ms
+
+    def share(self, secret: Sequence[int], ahead_ms: int) -> None:
+        self.box.engine.share_cookies(secret, ahead_ms)
+        self.secret = b"".join(number.to_bytes(8, "little") for number in secret)
+        self.ahead_ms = ahead_ms
 
     def in_one_minute(self) -> None:
         """Not so near to the minute's end that a cookie made now would be of another one."""
-        left = PERIOD_MS - time.monotonic_ns() // 1_000_000 % PERIOD_MS
+        left = PERIOD_MS - self.now_ms() % PERIOD_MS
         if left < 1000:
             time.sleep(left / 1000 + 0.01)
 
@@ -221,6 +231,15 @@ def target() -> Iterator[Target]:
         yield Target(box, wire)
 
 
+@pytest.fixture
+def shared(target: Target) -> Iterator[None]:
+    """As if an hour and a half lay between the clocks of this machine and of its pair."""
+    before = [int.from_bytes(target.secret[at : at + 8], "little") for at in (0, 8)]
+    target.share((0x1234567_89ABCDEF, 0xFEDCBA98_7654321), 5_400_123)
+    yield
+    target.share(before, 0)
+
+
 @BOTH
 def test_what_the_appliance_sends_is_what_the_harness_makes(target: Target, cookies: Cookies, family: int) -> None:
     """So that what follows forges the right thing."""
@@ -233,6 +252,25 @@ def test_what_the_appliance_sends_is_what_the_harness_makes(target: Target, cook
         client = target.client(family, options=options)
         answer = client.syn()
         assert answer[TCP].seq == cookies.make(target.handshake(client, mss_class))
+
+
+@BOTH
+def test_a_cookie_of_a_pair_is_of_their_secret_and_their_clock(
+    target: Target, cookies: Cookies, family: int, shared: None
+) -> None:
+    """Of two machines with one database either ends what the other one began, and no TSval goes back."""
+    target.in_one_minute()
+    client = target.client(family)
+    answer = client.syn()
+    assert answer[TCP].seq == cookies.make(target.handshake(client))
+    client.ack()
+    target.box.wait(lambda: target.box.engine.find(client.key), "it is born")
+    client.keepalive()
+    stamps = timestamps_of(client.hear())
+    assert stamps is not None
+    assert 0 <= stamps[0] - client.heard < 2000, "ms since the SYN-ACK"
+    client.send("R", options=[])
+    target.box.wait(lambda: target.box.engine.find(client.key) is None, "it is gone")
 
 
 @BOTH

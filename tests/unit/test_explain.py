@@ -137,7 +137,7 @@ def test_the_status_and_an_explanation_tell_what_happened_since_the_daemon_began
     dispatching.start()
     facts = {**told.facts, "database": "roost.db", "waiting": []}
     status = Status(
-        told.engine, told.rig.store, told.rig.dispatcher, told.services, lambda _: told.servers,
+        told.engine, told.rig.store, told.rig.dispatcher, told.services, set(), lambda _: told.servers,
         {"policy": lambda: {"error": "", "problems": 0}, "pressure": lambda: {"reached": {}},
          "export": lambda: {"error": ""}, "api": lambda: {"listen": [], "pid": None, "ended": 0}}, facts,
     )  # fmt: skip

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,16 @@ class Told:
     def update(self, service: Service, spec: ServiceSpec) -> None:
         self.specs.append(spec)
 
+    def take_in(self, number: int, spec: Callable[[], tuple[Service, ServiceSpec]]) -> None: ...
+
+    def take_out(self, number: int, name: str) -> None: ...
+
+
+def reload(services: Services, engine: Told) -> None:
+    new = services.read()
+    assert new is not None
+    services.take_over(new, {}, engine)
+
 
 def test_an_address_that_comes_or_goes_is_told_as_a_sighup_tells_it(tmp_path: Path) -> None:
     path = tmp_path / "roost.toml"
@@ -134,10 +145,10 @@ def test_an_address_that_comes_or_goes_is_told_as_a_sighup_tells_it(tmp_path: Pa
         assert engine.specs[-1].servers == tuple((address, 6) for address in addresses)
         assert not services.readdress(engine)
     path.write_text(SERVICE + "active_quiet = 7\n")
-    assert services.reload(engine)
+    reload(services, engine)
     assert (engine.specs[-1].servers, engine.specs[-1].standby_quiet_ms) == ((("192.0.2.9", 6),), 7000)
     path.write_text(SERVICE.replace("db.example", "other.example"))
-    assert services.reload(engine)
+    reload(services, engine)
     assert (engine.specs[-1].servers, services.hostnames()) == ((), {"other.example"})
 
 

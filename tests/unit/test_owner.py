@@ -234,6 +234,17 @@ class TestOfAPair:
         there.close()  # it gives its lease back
         assert here.take() == ""
 
+    def test_both_have_one_secret_of_cookies(self, rig: Rig) -> None:
+        there = rig.store(replace(rig.here, instance="there", pid_namespace=1), paired_lease_s=1.0)
+        begin(there)
+        secret = there.cookie_secret
+        there.close()
+        here = rig.store(rig.here, paired_lease_s=1.0)
+        assert here.take() == ""
+        assert here.cookie_secret == secret
+        assert len(set(secret)) == 2
+        assert all(1 << 40 < number < 1 << 64 for number in secret)
+
     def test_one_whose_renewal_is_being_committed_is_not_replaced(self, rig: Rig) -> None:
         """What the other one judges is what is committed then, and not what it read before."""
         if rig.database.name == "sqlite":

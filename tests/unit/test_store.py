@@ -340,6 +340,20 @@ def test_services_keep_their_numbers_when_they_are_reordered(make: Callable[...,
     assert again["new"] not in first.values()
 
 
+def test_a_service_that_comes_while_the_daemon_runs_has_a_number_of_its_own(
+    make: Callable[..., Store], database: Database
+) -> None:
+    store = make()
+    store.service_indexes(["a", "b"])
+    numbers = store.number_services(["c", "a"])
+    assert numbers["a"] == 1
+    assert numbers["c"] == 3
+    assert store.number_services(["c"]) == {"c": 3}
+    assert make().service_indexes(["c", "d"])["c"] == 3
+    with pytest.raises(StoreError):
+        Store(database.url, lambda _slept: None).number_services(["e"])
+
+
 def test_numbers_of_connections_go_on_after_a_restart(make: Callable[..., Store]) -> None:
     store = make()
     assert store.next_id() == 1

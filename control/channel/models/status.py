@@ -107,6 +107,8 @@ class Service(TypedDict):
     """how a server is chosen"""
     check: str
     """how servers are looked after"""
+    leaving: bool
+    """whether it takes no new clients: the configuration has it no more, and those that it has go on"""
     servers: list[Server]
     """in the order of the configuration"""
 
