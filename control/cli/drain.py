@@ -24,8 +24,8 @@ LOOK_S: Final = 0.2
 @json_option
 def command(daemon: Client, yes: bool, timeout_s: int, as_json: bool) -> None:
     """End the daemon of this machine so that another one has all of its connections: each gets its row in the database,
-    and this machine answers for none any more. `roost up --take-over` on the other machine takes them over; then it
-    gets the addresses that clients connect to.
+    and this machine answers for none any more. `roost up`, or its service, on another machine with the same database
+    takes them over; then that one gets the addresses that clients connect to.
 
     What is awake is frozen first; what cannot be within seconds, since bytes are in flight, is closed. For an hour the
     kernel of this machine answers no client and no server by a reset.
@@ -60,4 +60,4 @@ def command(daemon: Client, yes: bool, timeout_s: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"drained": total, "connections": there}))
     else:
-        click.echo(f"{total:,} connections are left to another machine: roost up --take-over there, then its addresses")
+        click.echo(f"{total:,} connections are left to another machine: start Roost there, then give it the addresses")

@@ -348,7 +348,7 @@ class Daemon:
             requests.stop()
             grouping.stop()
             grouping_thread.join(5)
-            store.close()
+            store.close(drained=self._end.drains and self._drained)
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
 
     def _outlast_signals(self) -> None:

@@ -5,9 +5,12 @@ One row names the owner: an instance on a machine with its pins, and its process
 and every transaction of the store begins by renewing the lease of its own epoch: an owner that was replaced meanwhile
 finds no such row, and writes nothing.
 
-    claimed by               while the owner lives    after its death
-    the same instance        refused                  at once
-    any other                refused                  only when it was asked for (`roost up --take-over`)
+    claimed by             while it lives  after its death                                        after a drain
+    the same instance      refused         at once                                                at once
+    any other              refused         only when it was asked for (`roost up --take-over`)    at once
+
+The row of an owner that was drained names no machine: the database is nobody's. It stays for its epoch, since an epoch
+that was given twice would let a daemon that was fenced earlier renew the lease of the one that has it now.
 
 Whether a process of this boot lives, the kernel says. Of one in another boot or another pid namespace the lease alone
 speaks: it is waited for until it is renewed, or its time is over by our own clock.
@@ -167,6 +170,8 @@ class Ownership:
         self._epoch, self._renewed = epoch, time.monotonic()
 
     def _judge(self, row: Row[Any]) -> None:
+        if not row.machine:
+            return
         ours = self._me.is_instance(row)
         alive = self._me.knows_alive(row)
         lease = row.epoch, row.lease_until
@@ -211,9 +216,12 @@ class Ownership:
         if connection.execute(sa.delete(owner).where(owner.c.epoch == self._epoch)).rowcount and self._before:
             connection.execute(sa.insert(owner).values(**self._before))
 
-    def release(self, connection: Connection) -> None:
-        """The daemon ends: its lease need not be waited for."""
-        connection.execute(sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch).values(lease_until=0))
+    def release(self, connection: Connection, drained: bool = False) -> None:
+        """The daemon ends: its lease need not be waited for. drained: nor is the database anybody's, from now on."""
+        values: dict[str, Any] = {"lease_until": 0}
+        if drained:
+            values["machine"] = ""
+        connection.execute(sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch).values(values))
 
 
 @lru_cache

@@ -210,9 +210,10 @@ class Store(Latest):
         if self._path:
             threading.Thread(target=self._check_file, name="roost-store-check", daemon=True).start()
 
-    def close(self, timeout_s: float = 10.0, give_back: bool = False) -> int:
+    def close(self, timeout_s: float = 10.0, give_back: bool = False, drained: bool = False) -> int:
         """Write what is pending and stop; returns how many rows could not be written. give_back: the daemon could not
-        start, and the database is whose it was."""
+        start, and the database is whose it was. drained: every connection has its row, and another machine may have
+        the database without being told to take it over; of a pair it may anyway."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -224,14 +225,20 @@ class Store(Latest):
         if left and not give_back:  # the next start finds them, too
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
+        leaves = drained and not left and not self._paired
+        left_to_others = False
         if self._prepared and not (self._thread is not None and self._thread.is_alive()):
-            with contextlib.suppress(SQLAlchemyError, StoreError), self._writing() as connection:
-                if give_back:
-                    self._ownership.give_back(connection)
-                else:
-                    self._ownership.release(connection)
-                    if self._run_number is not None:
-                        starting.end_run(connection, self._run_number, self._status.dropped_history)
+            with contextlib.suppress(SQLAlchemyError, StoreError):
+                with self._writing() as connection:
+                    if give_back:
+                        self._ownership.give_back(connection)
+                    else:
+                        self._ownership.release(connection, leaves)
+                        if self._run_number is not None:
+                            starting.end_run(connection, self._run_number, self._status.dropped_history)
+                left_to_others = leaves
+        if drained and not (left_to_others or self._paired):
+            log.error("store: the database is still this instance's; another one begins by roost up --take-over")
         self.close_readers()
         self._writer_engine.dispose()
         return left

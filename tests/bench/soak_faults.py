@@ -106,7 +106,7 @@ def drain(scene: Scene, _: random.Random) -> None:
     with scene.fleet.dumb():
         scene.box.drain()
         scene.box.succeed()
-        scene.box.start("--take-over")
+        scene.box.start()
 
 
 def rival(scene: Scene, _: random.Random) -> None:
@@ -223,7 +223,7 @@ FAULTS: Final = (
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
     Fault("api-killed", "SIGKILL of the API's process", api_killed),
-    Fault("drain", "roost drain; another instance has its place by --take-over", drain, SILENT, 0.5),
+    Fault("drain", "roost drain; another instance has its place", drain, SILENT, 0.5),
     Fault("rival", "a second daemon wants the database", rival),
     Fault("database-away", "PostgreSQL crashes, and is back after 2 to 10 s", database_away),
     Fault("database-cut", "every connection to PostgreSQL is ended", database_cut),

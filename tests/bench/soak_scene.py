@@ -116,11 +116,8 @@ class Box:
         self.daemon: DaemonHandle = self.lab.daemon(self.config, start=False)
         self.manager = self._stack.enter_context(ServiceManager(self.daemon, directory))
 
-    def start(self, *options: str) -> None:
-        if options:
-            self.daemon.start(UP_S, program=("-m", "control.cli.main", "up", *options))
-        else:
-            self.manager.start(UP_S)
+    def start(self) -> None:
+        self.manager.start(UP_S)
 
     def restart(self) -> None:
         self.manager.stop("restart", timeout_s=UP_S)

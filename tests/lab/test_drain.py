@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.lab import DaemonHandle, Lab, wait_until
+from appliance.lab import DaemonError, DaemonHandle, Lab, wait_until
 from tests.bench.upgrade import Speaking
 from tests.databases import Cluster, Postgres, Sqlite
 
@@ -64,8 +64,7 @@ def test_another_machine_has_all_of_them(kind: str, tmp_path_factory: pytest.Tem
         assert first.process.wait(5) == 0
         assert not first.pin_dir.exists()
 
-        second = lab.daemon(config, start=False)
-        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        second = lab.daemon(config)
         wait_until(lambda: second.status()["connections"]["SLEEP"] == 4 * CLIENTS, 20, "all are there")
         for clients in groups:
             said = clients.say(CLIENTS, timeout_s=20)
@@ -92,8 +91,7 @@ def test_those_that_speak_all_the_time_are_not_lost(tmp_path: Path) -> None:
         told = drained(lab, first)
         assert told.returncode == 0, told.stderr + first.log_tail()
         assert "could not be frozen" not in first.log_tail()
-        second = lab.daemon(config, start=False)
-        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        lab.daemon(config)
         speaking.end()
         assert (speaking.failed, clients.stats().dead) == (0, {})
         assert clients.say(200, timeout_s=20).answered == 200
@@ -131,8 +129,7 @@ def test_those_that_are_born_asleep_meanwhile_are_not_lost(tmp_path: Path) -> No
         connecting.start()
         time.sleep(1)
         told = drained(lab, first)
-        second = lab.daemon(config, start=False)
-        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        lab.daemon(config)
         connecting.end()
         assert told.returncode == 0, told.stderr + first.log_tail()
         assert len(connecting.connected) > 20
@@ -141,6 +138,24 @@ def test_those_that_are_born_asleep_meanwhile_are_not_lost(tmp_path: Path) -> No
             client.settimeout(20)
             client.sendall(f"HELLO c{number:06d}\n".encode())
             assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
+
+
+def test_of_a_machine_that_died_another_one_has_the_sleepers_when_it_is_told_to(tmp_path: Path) -> None:
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        config = lab.config(PORT, policy=QUIET) | {"paths": {"database": str(tmp_path / "roost.db")}}
+        first = lab.daemon(config)
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        wait_until(lambda: first.status()["connections"]["SLEEP"] == CLIENTS, 20, "all sleep")
+        first.kill()
+        first.unpin()
+        second = lab.daemon(config, start=False)
+        with pytest.raises(DaemonError, match=r"which does not run; .*roost up --take-over"):
+            second.start()
+        second.start(program=("-m", "control.cli.main", "up", "--take-over"))
+        said = clients.say(CLIENTS, timeout_s=20)
+        assert (said.answered, clients.stats().dead) == (CLIENTS, {})
 
 
 def test_what_cannot_be_written_stays_asleep_here() -> None:

@@ -146,6 +146,37 @@ def test_a_living_owners_database_is_not_taken_over_on_request_either(rig: Rig) 
         rig.store(rig.here, take_over=True).open()
 
 
+@pytest.mark.parametrize("differs", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_drained_owners_database_is_had_by_whoever_starts(rig: Rig, differs: dict[str, Any]) -> None:
+    there = rig.store(replace(rig.here, **differs))
+    there.open()
+    assert there.close(drained=True) == 0
+    assert rig.store(rig.here).open() == ""
+    with pytest.raises(StoreError, match="--take-over"):
+        rig.store(replace(rig.dead, **ELSEWHERE["machine"])).open()
+
+
+def test_a_daemon_that_was_fenced_before_a_drain_stays_fenced(rig: Rig) -> None:
+    """Its epoch is not given to the one that has the database after the drain."""
+    suspended = rig.store(replace(rig.here, instance="suspended"))
+    suspended.open()
+    drained = rig.store(replace(rig.here, instance="drained"), take_over=True)
+    drained.open()
+    drained.close(drained=True)
+    assert rig.store(rig.here).open() == ""
+    suspended.start()
+    until(lambda: suspended.fenced)
+
+
+def test_a_database_that_cannot_be_left_to_another_machine_is_told(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    store = rig.store(replace(rig.here, instance="there"))
+    store.open()
+    rig.database.take_away()
+    store.close(drained=True)
+    rig.database.give_back()
+    assert "is still this instance's; another one begins by roost up --take-over" in caplog.text
+
+
 def test_a_number_of_a_process_that_another_has_now_is_no_living_owner(rig: Rig) -> None:
     rig.owned_by(replace(rig.here, pid=1, started=module.started(1) + 1))
     assert rig.store(rig.here).open() == ""
