@@ -8,13 +8,13 @@ import os
 
 import click
 
+from control.cli.client import config_of, config_option
 from control.cli.logs import log_to_stderr
 from control.core.access import LOG
 
 
 @click.command("api")
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
-              help="The daemon's configuration (docs/configuration.md, [api]), or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The daemon's configuration (docs/configuration.md, [api])")
 @click.option("--openapi", is_flag=True, help="Print what the API serves (OpenAPI 3.1, JSON), and end.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def command(config_path: str | None, openapi: bool, verbose: bool) -> None:
@@ -30,11 +30,9 @@ def command(config_path: str | None, openapi: bool, verbose: bool) -> None:
 
         click.echo(json.dumps(document(), indent=1))
         return
-    if config_path is None:
-        raise click.UsageError("-c FILE is missing, the daemon's configuration")
     from control.api.process import run
     from control.config import load
 
-    config = load(config_path).with_log(verbose, os.environ.get(LOG, ""))
+    config = load(config_of(config_path)).with_log(verbose, os.environ.get(LOG, ""))
     log_to_stderr(config.log)
     run(config)

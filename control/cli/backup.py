@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from control.cli.client import Client, json_option, print_json
+from control.cli.client import Client, config_of, config_option, json_option, print_json
 
 if TYPE_CHECKING:
     from control.config import Config
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 @click.command("backup")
 @click.argument("file", metavar="FILE", type=click.Path())
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
-              help="The configuration of the box, or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The configuration of the box")
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @json_option
-def command(file: str, config_path: str, force: bool, as_json: bool) -> None:
+def command(file: str, config_path: str | None, force: bool, as_json: bool) -> None:
     """Write to FILE what another machine needs to take this one's place, while the daemon runs: the database, the
     configuration, and the certificates and keys that it names.
 
@@ -41,12 +40,13 @@ def command(file: str, config_path: str, force: bool, as_json: bool) -> None:
 
     \b
     Example:
-      sudo roost backup /srv/box.roost -c /etc/roost/roost.toml
-      sudo roost restore /srv/box.roost -c /etc/roost/roost.toml
+      sudo roost backup /srv/box.roost
+      sudo roost restore /srv/box.roost
     """
     from control.config import load
 
-    config = load(config_path)
+    path = config_of(config_path)
+    config = load(path)
     began = time.monotonic()
     if file == "-" and sys.stdout.isatty():
         raise click.UsageError("a backup is nothing for a terminal: name a file, or pipe it somewhere")
@@ -54,7 +54,7 @@ def command(file: str, config_path: str, force: bool, as_json: bool) -> None:
         raise click.UsageError("the standard output has room for the backup alone: leave out --json")
     try:
         with _directory_for(file, force) as directory:
-            manifest = _make(directory, config, config_path)
+            manifest = _make(directory, config, path)
             made = directory / "archive"
             size = made.stat().st_size
             if file == "-":

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from control.cli.client import json_option, print_json
+from control.cli.client import CONFIG, json_option, print_json
 
 if TYPE_CHECKING:
     from control.config import Config, Conflict
 
 
 @click.command("check-config")
-@click.argument("path", metavar="[FILE]", type=click.Path(), envvar="ROOST_CONFIG", default="/etc/roost/roost.toml")
+@click.argument("path", metavar="[FILE]", type=click.Path(), envvar="ROOST_CONFIG", default=CONFIG)
 @json_option
 def command(path: str, as_json: bool) -> None:
     """Say whether a configuration is good, and each mistake with the file, line and column where it stands. FILE: the

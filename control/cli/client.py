@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
@@ -25,6 +26,26 @@ from control.core.access import read_token
 if TYPE_CHECKING:
     from control.client import Client as RoostClient
     from control.client import Event, Stream
+
+
+CONFIG: Final = "/etc/roost/roost.toml"
+"""Where a box has its configuration, for commands that are given none."""
+
+
+def config_option(said: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """--config, of a command that reads the daemon's configuration; `config_path` goes through `config_of`. said: the
+    beginning of its help, without a full stop."""
+    return click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
+                        help=f"{said}; else the one that ROOST_CONFIG names, or {CONFIG}.")  # fmt: skip
+
+
+def config_of(given: str | None) -> str:
+    """The path of the configuration. Raises click.UsageError where none is given, and the box has none."""
+    if not given and not Path(CONFIG).exists():
+        raise click.UsageError(
+            f"there is no {CONFIG}: write it (docs/configuration.md), or name another by -c FILE or ROOST_CONFIG"
+        )
+    return given or CONFIG
 
 
 def daemon_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from appliance.box.doctor import Need, Outcome, examine, is_fit, machine
+from control.cli import client
+from control.cli.client import config_option
 from control.cli.table import console
 
 if TYPE_CHECKING:
@@ -18,14 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--config",
-    "config_path",
-    metavar="FILE",
-    envvar="ROOST_CONFIG",
-    help="Check what this configuration needs, too: interfaces, routes, forwarding, database.",
-)
+@config_option("Check what this configuration needs, too: interfaces, routes, forwarding, database")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 @click.option("--missing", "missing_only", is_flag=True, help="Show only what is missing.")
 def command(config_path: str | None, as_json: bool, missing_only: bool) -> None:
@@ -33,14 +28,15 @@ def command(config_path: str | None, as_json: bool, missing_only: bool) -> None:
 
     Each thing is tried, not looked up. The exit code is 0 when the appliance can run here, 1 when something required
     is missing. Things marked "lab" are for demo, tests and benches; things marked "advised" make Roost work better.
-    With a configuration, run it where the daemon is to run, in its network namespace.
+    With a configuration, run it where the daemon is to run, in its network namespace; what is for the lab is left out
+    where one is named.
 
     \b
     Example:
       sudo ./roost doctor --missing
-      sudo ./roost doctor -c /etc/roost/roost.toml
+      sudo ./roost doctor -c roost.toml
     """
-    outcomes = examine() if config_path is None else examine_deployment(config_path)
+    outcomes = examine_machine() if config_path is None else examine_deployment(config_path)
     fit = is_fit(outcomes)
     shown = [each for each in outcomes if not (missing_only and each.present)]
     if as_json:
@@ -57,15 +53,32 @@ def command(config_path: str | None, as_json: bool, missing_only: bool) -> None:
     sys.exit(0 if fit else 1)
 
 
+def examine_machine() -> list[Outcome]:
+    """What Roost needs of this machine, and what its configuration does, if it has one."""
+    from control.config import ConfigError
+
+    if not Path(client.CONFIG).exists():
+        return examine()
+    try:
+        return [*examine(), *_examine_configuration(client.CONFIG)]
+    except ConfigError as error:  # of a package, for one, that is to be filled in
+        told = Outcome("configuration", client.CONFIG, Need.ADVISED, False, str(error), "mend it: roost check-config")
+        return [*examine(), told]
+
+
 def examine_deployment(path: str) -> list[Outcome]:
     """What the appliance needs of this machine, and what this configuration does."""
+    needed = _examine_configuration(path)
+    return [*(one for one in examine() if one.need is not Need.LAB), *needed]
+
+
+def _examine_configuration(path: str) -> list[Outcome]:
     from appliance.box import deployment
     from control.api.doctor import examine as examine_api
     from control.config import load
 
     config = load(path)
-    own = (one for one in examine() if one.need is not Need.LAB)
-    return [*own, *deployment.examine(plan_of(config)), *examine_api(config)]
+    return [*deployment.examine(plan_of(config)), *examine_api(config)]
 
 
 def plan_of(config: "Config") -> "Plan":

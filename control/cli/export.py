@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from control.cli.client import json_option
+from control.cli.client import config_of, config_option, json_option
 
 
 class Time(click.ParamType[int]):
@@ -31,8 +31,7 @@ class Time(click.ParamType[int]):
 
 @click.command("export")
 @click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
-              help="The daemon's configuration, which names the database; or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The daemon's configuration, which names the database")
 @click.option("--from", "since_ms", type=Time(), help="Only rows from this time on.")
 @click.option("--to", "until_ms", type=Time(), help="Only rows before this time.")
 @click.option("--check", is_flag=True, help="Export nothing; read DIR in full and say what is wrong with it.")
@@ -47,7 +46,7 @@ def command(
 
     \b
     Examples:
-      sudo roost export /srv/roost -c /etc/roost/roost.toml
+      sudo roost export /srv/roost
       roost export /srv/roost --check
     """
     try:
@@ -63,10 +62,8 @@ def command(
         if check:
             _tell_problems(export.check(), export.rows, as_json)
             return
-        if config_path is None:
-            raise click.UsageError("whose history? Name the daemon's configuration: -c FILE")
         began = time.monotonic()
-        database = load(config_path).database_url
+        database = load(config_of(config_path)).database_url
         done = export.add(
             database, since_ms, until_ms, lambda table, rows: click.echo(f"{table}: {rows:,} rows", err=True)
         )

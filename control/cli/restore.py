@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from control.cli.client import json_option, print_json
+from control.cli.client import CONFIG, config_of, config_option, json_option, print_json
 from control.core.text import span
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ FRESH: Final = ".restore"
 
 @click.command("restore")
 @click.argument("file", metavar="FILE", type=click.File("rb"))
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
-              help="The configuration of this box, which says where things are, or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The configuration of this box, which says where things are")
 @click.option("--with-config", is_flag=True,
               help="Put the configuration of the backup there first, and, where they belong beside it or below, the "
               "certificates and keys that it names. It is believed.")  # fmt: skip
-@click.option("--database", "database_path", metavar="PATH", help="Where the database is to be, if elsewhere.")
+@click.option("--database", "database_path", metavar="PATH",
+              help="Where the database is to be, if elsewhere. Without -c it alone is put there.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace what is there. The database that was there is kept beside it.")
 @json_option
 def command(file: IO[bytes], config_path: str | None, with_config: bool, database_path: str | None, force: bool,
@@ -43,13 +43,13 @@ def command(file: IO[bytes], config_path: str | None, with_config: bool, databas
 
     \b
     Examples:
-      sudo roost restore /srv/box.roost -c /etc/roost/roost.toml
-      sudo roost restore /srv/box.roost -c /etc/roost/roost.toml --with-config
+      sudo roost restore /srv/box.roost
+      sudo roost restore /srv/box.roost --with-config
     """
-    if config_path is None and (with_config or database_path is None):
-        raise click.UsageError(
-            "where to? Name the box's configuration, -c FILE, or the database alone, --database PATH"
-        )
+    if config_path is None and with_config:
+        config_path = CONFIG
+    elif config_path is None and database_path is None:
+        config_path = config_of(None)
     from control.store.archive import ArchiveError
     from control.store.database import StoreError
 

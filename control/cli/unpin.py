@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
+from control.cli.client import config_of, config_option
 from control.config import Config
 
 
 @click.command("unpin")
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
-              help="The configuration of the instance, or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The configuration of the instance")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Say what was done as JSON.")
-def command(config_path: str, yes: bool, as_json: bool) -> None:
+def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     """Let every sleeping connection of an instance go, and detach from its interfaces.
 
     Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
@@ -24,7 +24,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
 
     \b
     Example:
-      sudo ./roost unpin -c roost.toml
+      sudo ./roost unpin
     """
     from appliance.box.router import close_routes
     from appliance.engine import enter_namespace, unpin
@@ -32,7 +32,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     from control.daemon.lasting import refuse_private_pins
     from control.daemon.lock import InstanceLock
 
-    config = load(config_path)
+    config = load(config_of(config_path))
     refuse_private_pins(config)
     pins = Path(config.pin_dir)
     if not pins.is_dir():

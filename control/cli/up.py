@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from control.cli.check_config import cannot_run, check_config
+from control.cli.client import config_of, config_option
 from control.cli.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command("up")
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
-              help="The configuration (docs/configuration.md), or set ROOST_CONFIG.")  # fmt: skip
+@config_option("The configuration (docs/configuration.md)")
 @click.option("--check", is_flag=True, help="The same as `roost check-config`.")
 @click.option(
     "--take-over",
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: say it as JSON.")
-def command(config_path: str, check: bool, take_over: bool, api_apart: bool, quarantine: bool, verbose: bool,
+def command(config_path: str | None, check: bool, take_over: bool, api_apart: bool, quarantine: bool, verbose: bool,
             as_json: bool) -> None:  # fmt: skip
     """Run the appliance in the foreground; it logs to stderr.
 
@@ -63,10 +63,10 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
             os.execve(sys.executable, [sys.executable, "-m", "control.cli.main", *sys.argv[1:]], environment)
         sys.exit(status)
     if check:
-        sys.exit(check_config(config_path, as_json))
+        sys.exit(check_config(config_of(config_path), as_json))
     from control.config import load
 
-    config = load(config_path).with_log(verbose)
+    config = load(config_of(config_path)).with_log(verbose)
     log_to_stderr(config.log)
     from control.daemon.quarantine import begin_alone
 
@@ -78,9 +78,10 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(0)
 
 
-def _run(config_path: str, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:
+def _run(given: str | None, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:
     from control.config import load
 
+    config_path = config_of(given)
     config = load(config_path, cannot_run).with_log(verbose)
     log_to_stderr(config.log)
     from control.daemon.daemon import run

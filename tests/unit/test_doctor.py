@@ -38,6 +38,26 @@ def test_what_the_appliance_does_not_need_does_not_fail(monkeypatch: pytest.Monk
     assert "mend it" in output
 
 
+def test_a_box_is_examined_with_its_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is still to be filled in, as a package's, keeps nothing of the machine from being told."""
+    usual = tmp_path / "roost.toml"
+    monkeypatch.setattr("control.cli.client.CONFIG", str(usual))
+    mine = [make(Need.REQUIRED, True), make(Need.LAB, False, "browser")]
+    assert "configuration" not in run(monkeypatch, mine)[1]
+    usual.write_text("[policy]\nprobe_count = 0\n")
+    code, output = run(monkeypatch, mine, "--json")
+    (told,) = [one for one in json.loads(output)["checks"] if one["group"] == "configuration"]
+    assert (code, told["need"], told["present"]) == (0, "advised", False)
+    assert "`probe_count` in [policy]" in told["detail"]
+    usual.write_text(f'[network]\ninterfaces = ["nowhere0"]\n[paths]\ndatabase = "{tmp_path}/t.db"\n'
+                     '[[service]]\nname = "a"\nlisten = "127.0.0.1:7000"\nserver = "127.0.0.1:7001"\n')  # fmt: skip
+    code, output = run(monkeypatch, mine, "--json")
+    checks = json.loads(output)["checks"]
+    assert code == 1
+    assert {"thing", "browser"} <= {one["name"] for one in checks}
+    assert "nowhere0" in json.dumps([one for one in checks if not one["present"]])
+
+
 def test_json_tells_the_appliance_from_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [make(Need.LAB, False), make(Need.REQUIRED, True)], "--json")
     report = json.loads(output)

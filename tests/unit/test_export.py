@@ -366,7 +366,6 @@ def test_the_command_says_what_is_wrong(sqlite: Sqlite, tmp_path: Path) -> None:
     done = run(tmp_path / "out", "-c", config)
     assert done.exit_code == 1
     assert f"cannot read the history in sqlite:///{sqlite.file}: unable to open database file" in done.output
-    assert "whose history? Name the daemon's configuration" in run(tmp_path / "out").output
     assert "noon is no time; write 2026-11-25" in run(tmp_path / "out", "-c", config, "--from", "noon").output
     assert run(tmp_path / "nowhere", "--check").output == f"Error: {tmp_path}/nowhere has no export\n"
 

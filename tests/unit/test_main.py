@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.paths import checkout
-from control.cli import main
+from control.cli import client, main, restore
 
 ROOT = checkout()
 assert ROOT is not None
@@ -361,6 +361,62 @@ def test_check_config_says_json_and_finds_its_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(main.cli, ["check-config", "--json", str(path)])
     good = {"config": str(path), "good": True, "services": 1, "mistakes": []}
     assert (done.exit_code, json.loads(done.stdout)) == (0, good)
+
+
+WITH_A_CONFIGURATION = {
+    "up": ["up"],
+    "up --check": ["up", "--check"],
+    "up --quarantine": ["up", "--quarantine"],
+    "unpin": ["unpin", "--yes"],
+    "backup": ["backup", "FILE"],
+    "restore": ["restore", "FILE"],
+    "export": ["export", "FILE"],
+    "api": ["api"],
+}
+"""Commands that read it, as they are run on a box. FILE: a backup, or where nothing is."""
+
+
+def said_without_a_configuration(name: str, file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit code and words, where the box's configuration is `roost.toml` beside this file."""
+    monkeypatch.setattr(client, "CONFIG", str(file.with_name("roost.toml")))
+    words = [str(file) if word == "FILE" else word for word in WITH_A_CONFIGURATION[name]]
+    done = CliRunner().invoke(main.cli, words)
+    return done.exit_code, f"{done.output} {done.exception}"
+
+
+@pytest.fixture
+def backup(tmp_path: Path) -> Path:
+    """Of a box whose database is PostgreSQL's, so that nothing but its configuration is in it."""
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text('[paths]\ndatabase = "postgresql://roost@h/d"\n[[service]]\nname = "a"\n'
+                         'listen = "0.0.0.0:7000"\nserver = "10.0.0.9:7000"\n')  # fmt: skip
+    done = CliRunner().invoke(main.cli, ["backup", str(tmp_path / "saved"), "-c", str(elsewhere)])
+    assert done.exit_code == 0, done.output
+    return tmp_path / "saved"
+
+
+@pytest.mark.parametrize("name", WITH_A_CONFIGURATION)
+def test_a_command_that_is_given_no_configuration_has_that_of_the_box(
+    name: str, backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = backup if name == "restore" else backup.with_name("new")
+    code, said = said_without_a_configuration(name, file, monkeypatch)
+    assert code == 2
+    assert f"there is no {client.CONFIG}: write it" in said
+    Path(client.CONFIG).write_text("[policy]\nprobe_count = 0\n")
+    code, said = said_without_a_configuration(name, file, monkeypatch)
+    assert code == 1
+    assert f"{client.CONFIG}:2:1: `probe_count` in [policy]" in said
+
+
+def test_the_configuration_of_a_backup_is_put_where_the_box_has_its_own(
+    backup: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONFIG", str(backup.with_name("roost.toml")))
+    monkeypatch.setattr(restore, "CONFIG", client.CONFIG)
+    done = CliRunner().invoke(main.cli, ["restore", str(backup), "--with-config"])
+    assert done.exit_code == 0, f"{done.output} {done.exception}"
+    assert Path(client.CONFIG).read_text() == backup.with_name("elsewhere.toml").read_text()
 
 
 @pytest.mark.parametrize(
