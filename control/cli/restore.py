@@ -36,7 +36,8 @@ FRESH: Final = ".restore"
 @json_option
 def command(file: IO[bytes], config_path: str | None, with_config: bool, database_path: str | None, force: bool,
             as_json: bool) -> None:  # fmt: skip
-    """Put a backup's database in its place, on this machine or another. No daemon may run there.
+    """Put a backup's database in its place, on this machine or another. No daemon may run there, but one whose database
+    is damaged: it waits for a good one at the same path, which `--database PATH --force` puts there.
 
     The next `roost up` takes its connections for those of a reboot: it puts them back, and their clients wake. Nothing
     is changed before all of FILE was read and found good. A killed restore leaves each file as it was or is to be.
@@ -108,7 +109,7 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
     if not path and not with_config:
         raise archive.ArchiveError("its database is PostgreSQL's, which pg_restore puts back, and the configuration is "
                                    "put in its place by --with-config alone")  # fmt: skip
-    _refuse_running(config, path, stack)
+    damaged = _refuse_running(config, path, stack)
     for place in filter(None, (path, *places)):
         if os.path.lexists(place) and not force:
             raise click.ClickException(f"{place} is there already; nothing was changed. --force replaces it")
@@ -124,7 +125,7 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
         backup.sync(Path(path + FRESH))
     for place, data in places.items():
         _write(place, [data], config_path, stack)
-    replaced = backup.put(path + FRESH, path) if path else ""
+    replaced = backup.put(path + FRESH, path, damaged) if path else ""
     for place in places:  # the configuration last: without it no daemon begins
         Path(place + FRESH).rename(place)
         backup.sync(Path(place).parent)
@@ -174,8 +175,8 @@ def _place_of_database(config: Config | None, given: str | None) -> str:
     return path
 
 
-def _refuse_running(config: Config | None, path: str, stack: ExitStack) -> None:
-    """None begins before the stack ends, either."""
+def _refuse_running(config: Config | None, path: str, stack: ExitStack) -> bool:
+    """None begins before the stack ends, either. Whether the database that is there is damaged."""
     from control.store import backup
     from control.store.owner import Owner
 
@@ -190,8 +191,7 @@ def _refuse_running(config: Config | None, path: str, stack: ExitStack) -> None:
                 f"connections are asleep in {config.pin_dir}, and what the backup says of them may be old by now; "
                 "nothing was changed. Let them go first: roost unpin"
             )
-    if path and os.path.lexists(path):
-        backup.refuse_running(path, me)
+    return bool(path) and os.path.lexists(path) and backup.refuse_running(path, me)
 
 
 def _write(place: str, content: Iterable[bytes], like: str | None, stack: ExitStack) -> None:

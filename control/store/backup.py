@@ -18,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.store import file
 from control.store.database import StoreError, open_engine, parse_url, reason
-from control.store.owner import LEASE_S, LeaseRunsError, Owner, Ownership
+from control.store.owner import LEASE_S, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.schema import REVISION
 
 WAIT_S: Final = 5.0
@@ -55,29 +55,47 @@ def make_ready(path: str, revision: str) -> None:
         copied.execute("DELETE FROM owner")
 
 
-def refuse_running(path: str, me: Owner) -> None:
-    """Raises StoreError where a daemon has this database, or it cannot be known whether one has."""
+def refuse_running(path: str, me: Owner) -> bool:
+    """Whether the bytes of this database are wrong: a daemon that has it waits for another one in its place. Raises
+    StoreError where a daemon has it and it is good, or it cannot be known whether one has."""
     engine = open_engine(parse_url(f"sqlite:///{path}"), WAIT_S, writer=False)
     try:
         with engine.connect() as connection:
             Ownership(me, take_over=True).refuse_another(connection)
-    except LeaseRunsError as error:
-        raise StoreError(f"{error}: stop it; if it is dead, wait {LEASE_S:g} s") from None
+    except (LeaseRunsError, OwnedError) as error:
+        if _is_damaged(path):
+            return True
+        wait = f": stop it; if it is dead, wait {LEASE_S:g} s" if isinstance(error, LeaseRunsError) else ""
+        raise StoreError(f"{error}{wait}") from None
     except SQLAlchemyError as error:
         if not _is_worthless(error):
             raise StoreError(f"it cannot be known whether a daemon uses {path}: {reason(error)}") from None
+        return file.is_damage(error)
     finally:
         engine.dispose()
+    return False
 
 
-def put(fresh: str, path: str) -> str:
+def _is_damaged(path: str) -> bool:
+    try:
+        file.check(path)
+    except file.DamagedError:
+        return True
+    return False
+
+
+def put(fresh: str, path: str, damaged: bool = False) -> str:
     """Let the path name this database, which is synced, and lies beside it, in place of one that no daemon has; where
     that one is now, "": there was none. At each moment the path names the one or the other, whole: the log of the old
-    one, which SQLite would take for the new one's, is written into it first. Raises StoreError, OSError."""
+    one, which SQLite would take for the new one's, is written into it first. damaged: the old one is, and its log is
+    put beside it as it is. Raises StoreError, OSError."""
     aside = ""
     if os.path.lexists(path):
         aside = f"{path}.replaced-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        _fold(path, aside)
+        if damaged:
+            _part(path, aside)
+        else:
+            _fold(path, aside)
         Path(aside).hardlink_to(path)
     for suffix in file.SUFFIXES[1:]:
         Path(path + suffix).unlink(missing_ok=True)
@@ -103,11 +121,16 @@ def _fold(path: str, aside: str) -> None:
     except sqlite3.Error as error:
         if not file.is_damage(error):
             raise StoreError(f"{path}: {reason(error)}") from None
-        with contextlib.suppress(FileNotFoundError):
-            Path(path + "-wal").rename(aside + "-wal")
+        _part(path, aside)
         return
     if busy:
         raise StoreError(f"another process reads {path}: `roost api`, an export? End it first")
+
+
+def _part(path: str, aside: str) -> None:
+    """Let the log go with its damaged database."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(path + "-wal").rename(aside + "-wal")
 
 
 def _revision_of_good(connection: sqlite3.Connection, path: str) -> str:

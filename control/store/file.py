@@ -172,8 +172,8 @@ def damaged(path: str, why: str) -> DamagedError:
     """With what to do about it."""
     return DamagedError(
         f"the database {path} is damaged ({' '.join(why.split())}): nothing goes to SLEEP, and clients whose records "
-        "cannot be read cannot wake. Put a good copy in its place; or move it away: then a new one is made, without "
-        "those that are asleep"
+        "cannot be read cannot wake. Put a good copy in its place (roost restore --database); or move it away: then a "
+        "new one is made, without those that are asleep"
     )
 
 

@@ -17,6 +17,7 @@ from control.store.file import SUFFIXES
 from tests.databases import Cluster, Postgres
 from tests.disk import fill, small_disk
 from tests.lab.bad_day import Box
+from tests.lab.test_backup import roost
 
 
 @pytest.fixture
@@ -46,18 +47,15 @@ def files(database: Path) -> list[Path]:
     return [database.with_name(database.name + suffix) for suffix in SUFFIXES]
 
 
-def copy_of(database: Path) -> Path:
-    """What `roost backup` would take."""
-    copy = database.with_name("copy")
-    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(copy)) as target:
-        source.backup(target)
-    return copy
+def backup_of(box: Box) -> Path:
+    made = box.database.with_name("saved.roost")
+    roost(box.lab, "backup", str(made), "-c", str(box.daemon.config))
+    return made
 
 
-def put(copy: Path, database: Path) -> None:
-    for file in files(database):
-        file.unlink(missing_ok=True)
-    copy.rename(database)
+def restore(box: Box, saved: Path) -> None:
+    """As docs/operations.md says it, while the daemon runs."""
+    roost(box.lab, "restore", str(saved), "--database", str(box.database), "--force")
 
 
 def remove(database: Path) -> None:
@@ -113,16 +111,21 @@ def garble_log(database: Path) -> None:
         raw.write(os.urandom(log.stat().st_size - 32))
 
 
-def test_a_daemon_that_finds_no_database_waits_for_that_of_its_sleepers(lab: Lab) -> None:
+@pytest.mark.parametrize("by", ["mounting", "a backup"])
+def test_a_daemon_that_finds_no_database_waits_for_that_of_its_sleepers(lab: Lab, by: str) -> None:
     """A disk that was not mounted is one reason."""
     with Box(lab) as box:
         box.daemon.terminate()
+        saved = backup_of(box)
         away = box.database.rename(box.database.with_name("away"))
         box.daemon.start()
         box.told("store", f"there is no {box.database}, by whose rows connections sleep", "is its disk mounted?")
         answered = box.all_speak()
         box.pause(1)
-        put(away, box.database)
+        if by == "mounting":
+            away.rename(box.database)
+        else:
+            roost(lab, "restore", str(saved), "--database", str(box.database))
         answered()
         box.over("store")
         box.over("rules")  # what is read at the start is read now
@@ -155,12 +158,12 @@ def test_where_none_sleeps_a_database_is_made(lab: Lab) -> None:
     box.history_is_whole()
 
 
-def speak_until_there_is_a_good_copy(box: Box, copy: Path) -> None:
+def speak_until_there_is_a_good_copy(box: Box, saved: Path) -> None:
     """For longer than the daemon holds what wakes a client."""
     answered = box.all_speak()
     box.pause(READ_PATIENCE_S + 1)
     box.none_lost()
-    put(copy, box.database)
+    restore(box, saved)
     answered()
     box.over("store")
     box.all_answered()
@@ -174,11 +177,11 @@ def test_a_database_that_is_damaged_under_the_daemon_costs_no_client_that_waits_
     lab: Lab, happens: Callable[[Path], None]
 ) -> None:
     with Box(lab) as box:
-        copy = copy_of(box.database)
+        saved = backup_of(box)
         happens(box.database)
         box.told("store", str(box.database), "is damaged", "Put a good copy in its place", timeout_s=25)
         box.heard()
-        speak_until_there_is_a_good_copy(box, copy)
+        speak_until_there_is_a_good_copy(box, saved)
 
 
 @pytest.mark.parametrize("happens", [garble, *(pytest.param(one, marks=pytest.mark.soak) for one in
@@ -188,12 +191,12 @@ def test_a_daemon_that_finds_its_database_damaged_costs_no_client_that_waits_for
 ) -> None:
     with Box(lab) as box:
         box.daemon.terminate()
-        copy = copy_of(box.database)
+        saved = backup_of(box)
         happens(box.database)
         box.daemon.start()
         box.told("store", str(box.database), "is damaged", "Put a good copy in its place")
         box.heard()
-        speak_until_there_is_a_good_copy(box, copy)
+        speak_until_there_is_a_good_copy(box, saved)
 
 
 @pytest.fixture

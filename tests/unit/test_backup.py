@@ -299,6 +299,32 @@ def test_no_restore_while_a_daemon_runs(tmp_path: Path, saved: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
+@pytest.mark.parametrize("where", ["a table", "the log"])
+def test_a_damaged_database_is_replaced_while_its_daemon_waits_for_that(
+    tmp_path: Path, saved: Path, where: str
+) -> None:
+    """Whose it is can be read. What was there is kept as it was."""
+    running = at(tmp_path / "running.db")
+    with another_daemon(running):
+        if where == "the log":
+            damaged = Path(f"{running.file}-wal")
+        else:
+            damaged = running.file
+            with closing(sqlite3.connect(running.file)) as rows:
+                rows.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                (root,) = rows.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'sleeping'").fetchone()
+                (size,) = rows.execute("PRAGMA page_size").fetchone()
+        with damaged.open("r+b") as raw:
+            raw.seek(32 if where == "the log" else (root - 1) * size)
+            raw.write(b"\xff" * (damaged.stat().st_size - 32 if where == "the log" else size))
+        bytes_then = damaged.read_bytes()
+        done = roost("restore", saved, "--database", running.file, "--force")
+        assert done.exit_code == 0, f"{done.output} {done.exception}"
+        assert len(running.execute("SELECT id FROM sleeping")) == 3
+        (aside,) = tmp_path.glob(f"running.db.replaced-*{'-wal' if where == 'the log' else '[0-9]'}")
+        assert aside.read_bytes() == bytes_then
+
+
 def test_an_owner_of_another_machine_is_believed_until_its_lease_is_over(box: Box, saved: Path) -> None:
     slept(box.database, 4, owned=True)
     with closing(sqlite3.connect(box.database)) as rows, rows:

@@ -179,7 +179,7 @@ def test_random_bytes_are_not_ok_and_a_good_copy_mends_it(
     garble(daemon.path, first_page)
     until(lambda: daemon.store.status.error)
     assert "is damaged" in daemon.store.status.text
-    assert "Put a good copy in its place; or move it away" in caplog.text
+    assert "Put a good copy in its place (roost restore --database); or move it away" in caplog.text
     assert not daemon.store.sleep_allowed
     daemon.store.add(upserts=[sleeper(99, 99)])
     until(lambda: daemon.store.status.pending_sleep)
