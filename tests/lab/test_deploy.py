@@ -44,7 +44,7 @@ PORTS: Final = {"ssh": 22, "mqtt": 1883, "sql": 5432, "redis": 6379, "websocket"
 MQTT_TOO: Final = 1884
 """Where the second connection to the broker has a door of its own, which is another device's."""
 HERE: Final = "127.0.0.1"
-PLACES: Final = ("/etc/roost", "/var/lib/roost", "/run/roost")
+PLACES: Final = ("/etc/roost", "/var/lib/roost", "/run/roost", "/var/log/roost")
 PINS: Final = leftovers.BPFFS / "roost"
 BLOCK_S: Final = 60.0
 

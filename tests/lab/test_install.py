@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +23,26 @@ COMPLETIONS = {
 }
 
 
+def taken_away(root: Path) -> None:
+    """As docs/deploy.md says it."""
+    section = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8").partition("\n## 9. Take it away\n")[2]
+    lines = re.findall(r"^ {4}(rm -rf .*?)(?: &&.*)?$", section, re.M)
+    assert len(lines) == 4
+    for line in lines:
+        subprocess.run(line.replace(" /", f" {root}/"), shell=True, check=True)
+
+
 @pytest.fixture(scope="module")
-def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """usr/share of what is installed."""
     root = tmp_path_factory.mktemp("root")
     stale = root / "usr/share/man/man1/roost-gone.1.gz"
     stale.parent.mkdir(parents=True)
     stale.touch()
     subprocess.run([ROOT / "vagrant/install.sh", "--root", root], check=True)
-    return root / "usr/share"
+    yield root / "usr/share"
+    taken_away(root)
+    assert [path for path in root.rglob("*") if not path.is_dir()] == []
 
 
 def test_man_finds_each_page(share: Path) -> None:
