@@ -144,6 +144,12 @@ class Habits(Swarm):
             elif asked is not None:
                 self.longest_ms = max(self.longest_ms, (now - asked[1]) // 1_000_000)
 
+    def wrong(self, line: bytes, expected: bytes | None) -> str:
+        """With where in the answer it begins, for who looks into it."""
+        text = f"{super().wrong(line, expected)}: {line[:40]!r}, of {len(line)} bytes"
+        at = expected.find(line.removeprefix(b"WHAT ")[:40]) if expected else -1
+        return f"{text}, which is the question from byte {at} on" if at >= 0 else text
+
     def speak(self, fd: int) -> None:
         self.numbers[fd] += 1
         data = random.randbytes(random.randint(1, self.size)).hex().encode()

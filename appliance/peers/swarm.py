@@ -157,13 +157,17 @@ class Swarm:
             if len(data) < 4096:
                 return  # the queue was drained: what comes later makes a new edge
 
+    def wrong(self, _line: bytes, expected: bytes | None) -> str:
+        """What such an answer is called. expected: None, the client has asked nothing."""
+        return "wrong answer" if expected is not None else "answer to nothing"
+
     def heard(self, fd: int, line: bytes, now: int) -> None:
         if line.startswith(b"ASK "):
             self.write(fd, b"TELL %s %s\n" % (name_of(self.number[fd]).encode(), line[4:]))
             return
         expected = self.waiting.pop(fd, None)
         if expected is None or line != expected[0]:
-            self.lose(fd, "wrong answer" if expected is not None else "answer to nothing")
+            self.lose(fd, self.wrong(line, expected[0] if expected is not None else None))
             return
         self.answers += 1
         state, self.state[fd] = self.state[fd], _QUIET

@@ -63,7 +63,7 @@ class Ended:
 
 def excuse(end: Ended, habit: Habit, windows: list[Window]) -> Window | None:
     """The fault whose cost it is; None: it must not be."""
-    if end.reason in CORRUPT:
+    if end.reason.startswith(CORRUPT):
         return None
     asked = end.at - end.waited_s if end.waited_s is not None else end.at
     for window in reversed(windows):
@@ -199,7 +199,8 @@ class Checks:
         most = DESCRIPTORS_EACH * max(before["awake"], after["awake"]) * 5 // 4 + OTHER_DESCRIPTORS
         for what, number in (("descriptors", descriptors), ("sockets", sockets)):
             if number > most:
-                self.find(f"3: the appliance has {number:,} {what} with {after['awake']:,} connections awake")
+                counted = [(one["awake"], one["counters"]["awake"]) for one in (before, after)]
+                self.find(f"3: the appliance has {number:,} {what}; awake, by the dispatcher and the engine: {counted}")
 
     # 5, of the simulated ones
 
