@@ -42,7 +42,7 @@ def java() -> str:
     """The program. Raises SparkError."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    install = f"a report needs Java {JAVA} or later: apt-get install openjdk-{JAVA}-jre-headless"
+    install = f"a report needs Java {JAVA} or later: apt-get install default-jre-headless"
     if found is None:
         raise SparkError(install)
     try:

@@ -256,7 +256,7 @@ def test_what_spark_says_is_one_line(
 
 
 @pytest.mark.parametrize(("script", "says"), [
-    (None, "a report needs Java 17 or later: apt-get install openjdk-17-jre-headless"),
+    (None, "a report needs Java 17 or later: apt-get install default-jre-headless"),
     ('echo \'openjdk version "11.0.2"\' >&2', 'says openjdk version "11.0.2"; a report needs Java 17'),
     ("exit 3", "does not run"),
     ("echo nonsense >&2", "says nonsense; a report needs"),
