@@ -1,13 +1,17 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# rootfs.sh DIR: make a root file system of this machine's release of Debian, with this checkout's package installed, in a
-# directory that is not there yet. What boots it has /vmlinuz, /initrd.img, systemd-networkd and sshd, for which it brings keys.
+# rootfs.sh [--bare] DIR [RELEASE]: make a root file system of that release of Debian (of this machine's, if none is named), in which apt
+# installed this checkout's package, in a directory that is not there yet. What boots it has /vmlinuz, /initrd.img,
+# systemd-networkd and sshd, for which it brings keys. The package lies in /root. That of another release is built in a
+# copy of the file system, by that release's Python and compilers. --bare: with neither the package nor what boots.
 set -eu
 
 here=$(readlink -f -- "$0")
 checkout=${here%/vagrant/rootfs.sh}
-root=${1:?usage: rootfs.sh DIR}
+bare=
+[ "${1:-}" != --bare ] || { bare=1 && shift; }
+root=${1:?usage: rootfs.sh [--bare] DIR [RELEASE]}
 
 die() {
     printf 'rootfs: %s\n' "$*" >&2
@@ -18,18 +22,39 @@ die() {
 [ ! -e "$root" ] || die "$root is there already"
 command -v debootstrap >/dev/null || die "debootstrap is missing: apt-get install debootstrap"
 # shellcheck disable=SC1091
-release=$(. /etc/os-release && echo "$VERSION_CODENAME")
+own=$(. /etc/os-release && echo "$VERSION_CODENAME")
+release=${2:-$own}
 # shellcheck disable=SC2016 # apt-get expands it
-mirror=$(apt-get indextargets --format '$(RELEASE) $(SITE)' 'Created-By: Packages' | awk -v r="$release" '$1 == r { print $2; exit }')
-[ -n "$mirror" ] || die "apt-get has no source of $release"
-mirror=${mirror%/}
+mirror=$(apt-get indextargets --format '$(RELEASE) $(SITE)' 'Created-By: Packages' | awk -v r="$own" '$1 == r { print $2; exit }')
+[ -n "$mirror" ] || die "apt-get has no source of $own"
 
-run=$(awk '$1 !~ /^#/ && $2 == "run" { printf "%s,", $1 }' "$checkout/vagrant/packages.txt")
-trap '[ $? -eq 0 ] || rm -rf "$root"' EXIT
+trap '[ $? -eq 0 ] || rm -rf "$root"; rm -rf "$root.build"' EXIT
 trap 'exit 1' HUP INT TERM
-debootstrap --variant=minbase "--include=${run}linux-image-cloud-$(dpkg --print-architecture),initramfs-tools,systemd-sysv,udev,dbus,kmod,python3,libbpf1,libelf1,libsqlite3-0,openssh-server" \
-    "$release" "$root" "$mirror"
-rm -f "$root"/var/cache/apt/archives/*.deb
-package=$("$checkout/vagrant/package.sh" "$root/root")
-chroot "$root" dpkg -i "/root/${package##*/}" # which stays there
+debootstrap --variant=minbase "$release" "$root" "${mirror%/}"
+root=$(readlink -f -- "$root")
+cp -rL /usr/local/share/ca-certificates "$root/usr/local/share/" # whom this machine trusts, pip is to trust there
+[ -z "$bare" ] || exit 0
+printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d" # no service starts here
+chmod 755 "$root/usr/sbin/policy-rc.d"
+
+# In a mount namespace of its own: nothing stays mounted. The checkout is /mnt.
+run_in() { # DIRECTORY COMMAND ...
+    # shellcheck disable=SC2016 # the inner shell expands it
+    unshare --mount sh -euc 'mount -t proc proc "$1/proc"; mount --bind "$0" "$1/mnt"
+        exec chroot "$@"' "$checkout" "$@"
+}
+install() { run_in "$root" env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@"; }
+
+run_in "$root" apt-get -q update
+if [ "$release" = "$own" ]; then
+    package=$("$checkout/vagrant/package.sh" "$root/root")
+else
+    cp -a "$root" "$root.build"
+    package=$(run_in "$root.build" /mnt/vagrant/package.sh /root)
+    mv "$root.build$package" "$root/root"
+fi
+install "linux-image-cloud-$(dpkg --print-architecture)" initramfs-tools systemd-sysv udev dbus kmod openssh-server
+install "/root/${package##*/}"
+run_in "$root" apt-get clean
+rm "$root/usr/sbin/policy-rc.d"
 chroot "$root" systemctl -q enable systemd-networkd ssh
