@@ -5,8 +5,10 @@ Method. vagrant/rootfs.sh makes a root file system with this checkout's package 
 which is booted under qemu in the place of the lab's appliance (appliance.lab.machine), and `systemctl enable --now
 roost` is all that is done in it. `connections` real clients connect through the lab's NAT, as many of a service whose
 clients go on to SLEEP as of one whose clients stay in IDLE, and of one whose clients stay ACTIVE; each kernel sends
-keep-alive probes all the time, until it has missed PROBES of them. All are asked to speak once. Then Roost is upgraded,
-by the same package once more; `bench reboot` does other things to it.
+keep-alive probes all the time, until it has missed PROBES of them. All are asked to speak once. `bench reboot` does
+other things to it; here the box is a router besides, with as many clients of a persistent service and of a transparent
+one, and Roost is upgraded: apt installs the same files as a package of a higher version. Then it is purged, and apt
+installs it where its configuration lies already.
 
 After each, all clients speak. `lost_connections` are those that have no connection any more, or no answer; `resets` are
 those that were told so by RST; `lost_bytes` are those that were said then and not answered. `..._s` is from the order
@@ -15,7 +17,8 @@ one waited for its answer.
 
     boot_s      from power on until ssh lets in
     start_s     `systemctl enable --now roost`, until it serves
-    left_behind what `dpkg --purge roost` leaves in the end: files, pins, nftables, routing rules, programs, the user
+    left_behind what `apt-get purge roost` leaves: files, pins, nftables, routing rules and routes, programs and maps,
+                the user; other_version, not_served: whether the upgrade or the last installation came to nothing
     native_xdp  whether the machine's kernel runs Roost in the driver (virtio_net): 1, or 0 for generic XDP
 """
 
@@ -25,10 +28,10 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from appliance.lab import Lab, SwarmGroup, endpoint, wait_until
 from appliance.lab.machine import Machine, missing
@@ -39,7 +42,10 @@ from tests.mutants import ROOT
 
 PORT: Final = 8000
 SERVICES: Final = {"sleep": PORT, "idle": PORT + 1, "awake": PORT + 2}
-"""Where clients connect to that are in SLEEP, in IDLE and ACTIVE when they are left alone."""
+"""Ports of the box for clients that are in SLEEP, in IDLE and ACTIVE when they are left alone."""
+
+ROUTED: Final = {"both": PORT + 3, "routed": PORT}
+"""Where the box is a router, too: a port for those whose servers' sides sleep with them, and the server's own."""
 
 QUIET: Final = {"idle": {"idle_quiet": "1h"}, "awake": {"active_quiet": "never"}}
 PROBE_S: Final = 5.0
@@ -60,11 +66,23 @@ LEFT: Final = """
     find /etc /run /sys/fs/bpf /usr /var/lib -path '*roost*'
     nft list tables | grep roost
     ip rule | grep 5200
-    ip link show wan0 | grep -o 'prog/xdp.*'
-    tc filter show dev wan0 ingress
-    tc filter show dev wan0 egress
+    ip route show table all | grep 5200
+    for link in wan0 lan0; do
+        ip link show $link | grep -o 'prog/xdp.*'
+        tc filter show dev $link ingress
+        tc filter show dev $link egress
+    done
     getent passwd roost
     true
+"""
+FIRST: Final = "apt-get install -q -y --no-install-recommends -o Dpkg::Options::=--force-confold"
+HIGHER: Final = "+higher"
+MAKE_HIGHER: Final = f"""
+    set -e
+    dpkg-deb -R /root/roost_*.deb /root/higher
+    sed -i '/^Version: /s/$/{HIGHER}/' /root/higher/DEBIAN/control
+    dpkg-deb -b -Znone /root/higher /root/higher.deb
+    rm -r /root/higher
 """
 NATIVE: Final = 1  # XDP_ATTACHED_DRV
 
@@ -97,27 +115,30 @@ def serving(machine: Machine) -> bool:
 class Fleet:
     """The clients of a booted machine, and what became of them."""
 
-    def __init__(self, lab: Lab, machine: Machine, report: Report, each: int, probe_s: float) -> None:
+    def __init__(self, lab: Lab, machine: Machine, report: Report, doors: Mapping[str, tuple[str, int]], each: int,
+                 probe_s: float) -> None:  # fmt: skip
         self._machine = machine
         self._report = report
         self._each = each
+        self._doors = len(doors)
         self._probe_s = probe_s
-        self.groups = {name: lab.swarm() for name in SERVICES}
+        self.groups = {name: lab.swarm() for name in doors}
         self._lost, self._resets = list[int](), list[int]()
         self._pauses, self._seconds = list[float](), list[float]()
         for name, clients in self.groups.items():
-            joined = clients.connect(each, (lab.address("box", "wan0"), SERVICES[name]), keepidle_s=probe_s,
-                                     keepintvl_s=probe_s, keepcnt=PROBES)  # fmt: skip
+            joined = clients.connect(each, doors[name], keepidle_s=probe_s, keepintvl_s=probe_s, keepcnt=PROBES)
             if joined.connected != each:
                 raise RuntimeError(f"connected: {joined}")
 
     def settle(self) -> None:
         """Until each group is where it goes when it is left alone. The awake may be asleep since a reboot."""
         groups = len(self.groups)
+        asleep = len(self.groups.keys() - QUIET.keys())
 
         def are_there() -> bool:
             found = states(self._machine)
-            return found["SLEEP"] >= self._each and sum(found.values()) == groups * self._each and not found["STANDBY"]
+            all_are = sum(found.values()) == groups * self._each and not found["STANDBY"]
+            return all_are and found["SLEEP"] >= asleep * self._each
 
         wait_until(are_there, ASLEEP_S, "all clients sleep that are to", 2.0)
 
@@ -163,7 +184,7 @@ class Fleet:
     def told(self) -> None:
         """The figures of all that it has suffered."""
         report = self._report
-        report.add("connections", len(SERVICES) * self._each, "clients")
+        report.add("connections", self._doors * self._each, "clients")
         report.add_zero("lost_connections", self._lost, "clients")
         report.add_zero("lost_bytes", [lost * SAID_BYTES for lost in self._lost], "bytes")
         report.add_zero("resets", self._resets, "clients")
@@ -174,27 +195,36 @@ class Fleet:
 
 
 @contextmanager
-def booted(report: Report, connections: int, root: str | None, probe_s: float) -> Iterator[tuple[Machine, Fleet]]:
-    """A machine that serves, and its clients, who have spoken once."""
+def booted(report: Report, connections: int, root: str | None, probe_s: float,
+           routed: bool = False) -> Iterator[tuple[Machine, Fleet]]:  # fmt: skip
+    """A machine that serves, and its clients, who have spoken once. routed: it is a router, and has those of ROUTED."""
     if absent := missing():
         raise RuntimeError(f"missing on this machine: {', '.join(absent)}")
     with root_file_system(root, report) as tree, Lab(clients=connections) as lab:
         lab.server(PORT)
         config = lab.config(PORT, policy=POLICY)
-        server = endpoint(lab.address("lan", "eth0"), PORT)
-        for name, values in QUIET.items():
-            listen = endpoint(lab.address("box", "wan0"), SERVICES[name])
-            config["service"].append({"name": name, "listen": listen, "server": server, **values})
+        server, box = lab.address("lan", "eth0"), lab.address("box", "wan0")
+        doors = {name: (box, port) for name, port in SERVICES.items()}
+        more: dict[str, dict[str, Any]] = dict(QUIET)
+        if routed:
+            doors |= {"both": (box, ROUTED["both"]), "routed": (server, ROUTED["routed"])}
+            more |= {"both": {"interface": "persistent"}, "routed": {"transparent": True}}
+            config["router"] = {"lan": ["lan0"]}
+        for name, values in more.items():
+            to = {} if name == "routed" else {"server": endpoint(server, PORT)}
+            config["service"].append({"name": name, "listen": endpoint(*doors[name]), **to, **values})
         machine = Machine(lab, tree, config)
         report.add("boot_s", machine.power_on(), "s")
         say(f"booted: {machine.run('uname', '-r').strip()}, after {report.figures['boot_s'].median:.0f} s")
+        if routed:
+            machine.run("sysctl", "-w", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
         began = time.monotonic()
         machine.run("systemctl", "enable", "--now", "roost")
         report.add("start_s", time.monotonic() - began, "s")
         link = json.loads(machine.run("ip", "-j", "link", "show", "wan0"))[0]
         report.add("native_xdp", int(link.get("xdp", {}).get("mode") == NATIVE), "")
         say(f"serves after {report.figures['start_s'].median:.1f} s; XDP: {link.get('xdp')}")
-        fleet = Fleet(lab, machine, report, connections // len(SERVICES), probe_s)
+        fleet = Fleet(lab, machine, report, doors, connections // len(doors), probe_s)
         fleet.settle()
         report.add_zero("not_woken", fleet.speak(), "clients")
         yield machine, fleet
@@ -202,21 +232,41 @@ def booted(report: Report, connections: int, root: str | None, probe_s: float) -
 
 
 def run(connections: int = 150, root: str | None = None) -> Report:
-    """Boot, serve, upgrade, and go away."""
+    """Boot, serve, upgrade, go away, and come again."""
     report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S:g} s; upgraded")
-    with booted(report, connections, root, PROBE_S) as (machine, fleet):
+    with booted(report, connections, root, PROBE_S, routed=True) as (machine, fleet):
         before = numbers(machine)
+        machine.run(MAKE_HIGHER)
         if fleet.suffer("upgrade", upgrade, speaks="awake", after_s=0):
             report.add_zero("other_numbers", len(before - numbers(machine)), "connections")
-        machine.run("dpkg", "--purge", "roost")
-        left = machine.run(LEFT).splitlines()
+        version = machine.run("dpkg-query", "-W", "-f", "'${Version}'", "roost")
+        report.add_zero("other_version", int(not version.endswith(HIGHER)), "")
+        machine.run("cp", "-p", "/etc/roost/roost.toml", "/root/kept.toml")
+        ours = loaded(machine, ours=True)
+        if not {"prog", "map"} <= {each.split()[0] for each in ours}:
+            report.problems.append(f"a box that serves has programs and maps; bpftool finds {sorted(ours)}")
+        machine.run("apt-get", "purge", "-q", "-y", "roost")
+        left = machine.run(LEFT).splitlines() + sorted(loaded(machine) & ours)
         report.problems += [f"left behind: {line}" for line in left]
         report.add_zero("left_behind", len(left), "")
+        machine.run("mkdir /etc/roost; mv /root/kept.toml /etc/roost/roost.toml")
+        machine.run(f"{FIRST} /root/roost_*.deb")
+        report.add_zero("not_served", int(not serving(machine)), "")
     return report
 
 
 def upgrade(machine: Machine) -> None:
-    machine.run("dpkg -i /root/roost_*.deb")
+    machine.run("apt-get", "install", "-q", "-y", "/root/higher.deb")
+
+
+def loaded(machine: Machine, ours: bool = False) -> set[str]:
+    """Names of the programs and maps in its kernel. ours: of Roost's programs, and of the maps that those use."""
+    programs, maps = (json.loads(machine.run("bpftool", "-j", kind, "list")) for kind in ("prog", "map"))
+    if ours:
+        programs = [each for each in programs if each.get("name", "").startswith("roost_")]
+        used = {number for each in programs for number in each.get("map_ids", ())}
+        maps = [each for each in maps if each["id"] in used]
+    return {f"{kind} {each.get('name')}" for kind, found in (("prog", programs), ("map", maps)) for each in found}
 
 
 def numbers(machine: Machine) -> set[int]:

@@ -60,7 +60,18 @@ CONTRACT = {
     "restart": {"seconds", "lost"},
     "upgrade": LIFE | {"quiet_ms"},
     "takeover": LIFE | {"answered_s", "missed_s"},
-    "boot": LIFE | {"boot_s", "start_s", "upgrade_s", "native_xdp", "left_behind", "not_woken", "other_numbers"},
+    "boot": LIFE
+    | {
+        "boot_s",
+        "start_s",
+        "upgrade_s",
+        "native_xdp",
+        "left_behind",
+        "not_woken",
+        "other_numbers",
+        "other_version",
+        "not_served",
+    },
     "reboot": LIFE | {"reboot_s", "cut_s", "behind_s", "ahead_s", "cut_forgotten", "not_woken"},
     "soak": (LIFE - {"pause_ms"})
     | {"unanswered_keepalives", "illegal_transitions", "memory_growth_ratio", "faults", "findings"},

@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 def test_a_booted_machine_loses_none_in_an_upgrade_and_is_as_before_after_a_purge() -> None:
-    assert_sound(boot.run(connections=51))
+    report = boot.run(connections=51)
+    assert_sound(report)
+    assert report.figures["native_xdp"].median == 1
 
 
 def test_a_booted_machine_loses_none_in_a_reboot_and_none_that_slept_in_a_power_cut() -> None:
