@@ -189,7 +189,9 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
     idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
     rows: list[bytes] = []
     written = 0
+    unnamed = set(store.put_last())
     for number, client, service, last_state in store.last_states(first, last):
+        unnamed.discard(number)
         lasts = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
         actual = found.awake.get(number, lasts)
         if actual == last_state:
@@ -203,6 +205,11 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         if len(rows) >= BATCH:
             store.add(rows)
             rows = []
+    # Who was in IDLE when the predecessor began has no row of the history there.
+    for row in store.rows_numbered([number for number in unnamed if _holds(asleep, number)]):
+        if [one["to"] for one in store.history_of(row.id, 1)] == [State.IDLE]:
+            rows.append(history_row(row.id, row.key, row.service, State.IDLE, State.SLEEP))
+            written += 1
     store.add(rows)
     return written
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from control.core.states import State
-from control.store import appended, sleeping
+from control.store import appended, sleeping, starting
 from control.store.file import DamagedError
 from control.store.history import History, Seen
 from control.store.history_rows import HISTORY_COLUMNS, history_values, with_numbers
@@ -26,6 +26,7 @@ from control.store.schema import KEY, SUCCESSOR, Keyed
 
 log = logging.getLogger("roost.store")
 
+PUT_LAST: Final = 50_000
 READER_S: Final = 5.0
 """How long a reader of history waits for the commit of a row without a number: a disk may stall for a second."""
 
@@ -135,6 +136,11 @@ class Latest(Reader):
         """History.last_states."""
         with self._reading() as connection:
             yield from self._history.last_states(connection, first, last)
+
+    def put_last(self) -> list[int]:
+        """starting.put_last: what half a second of going to sleep is, for which rows of the history wait."""
+        with self._reading() as connection:
+            return starting.put_last(connection, PUT_LAST)
 
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of a part of the history, and where it

@@ -89,6 +89,19 @@ def find_run(connection: Connection, started: int) -> int | None:
     return connection.scalar(sa.select(runs.c.run).where(runs.c.started == started))
 
 
+def put_last(connection: Connection, most: int) -> list[int]:
+    """The connections whose rows the run before the last one has put, the newest at most so many; none where it ended
+    in good order."""
+    by_age = sa.select(runs.c.started, runs.c.ended).order_by(runs.c.run.desc())
+    before = connection.execute(by_age.limit(1).offset(1)).first()
+    if before is None or before.ended is not None:
+        return []
+    of = sleeping.c
+    since = before.started * 1_000_000  # see Store: generations count on from the time of its start
+    newest = sa.select(of.id).where(of.generation >= since).order_by(of.generation.desc()).limit(most)
+    return list(connection.scalars(newest))
+
+
 def note_dropped(connection: Connection, number: int, dropped: int) -> None:
     """So many rows of history found no room so far."""
     connection.execute(sa.update(runs).where(runs.c.run == number).values(dropped=dropped))

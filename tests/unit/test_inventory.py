@@ -283,6 +283,25 @@ def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
     assert catch_up(still.store, found, first, last) == 0
 
 
+def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_idle_before(still: Rig) -> None:
+    def wrote(number: int, target: State) -> bytes:
+        return HISTORY.pack(number, 5, key(number).pack(), 1, State.NONE, target, Cause.RESTORE, 0, 0, 0, NO_ENDS)
+
+    still.store.add([wrote(1, State.IDLE), wrote(2, State.SLEEP), wrote(3, State.IDLE)])
+    until(lambda: still.store.status.written_history == 3)
+    still.store.begin_run()
+    for number in (1, 2):  # the second one's row was put anew, as after a reboot
+        still.engine.add(put_row(still, number), number, State.SLEEP)
+    put_row(still, 3)  # it woke, and ended
+    first, last = still.store.begin_run()
+    assert first > last, "the run that was killed wrote no transition"
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert catch_up(still.store, found, first, last) == 1
+    until(lambda: still.store.status.written_history == 5)
+    assert still.history()[3:] == [(3, "SLEEP", "CLOSED", "restore"), (1, "IDLE", "SLEEP", "restore")]
+    assert catch_up(still.store, found, first, last) == 0
+
+
 def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are_off(rig: Rig, tmp_path: Path) -> None:
     """However often the machine boots; and one whose client has come back meanwhile is closed."""
     rig.engine.carry_out = False
