@@ -1,13 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reboot leaves of the store, without one."""
+"""What a reboot does, without one: to the store, and to the network."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import re
+import sys
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+if TYPE_CHECKING:
+    from appliance.lab import DaemonHandle, Lab
+
+BEFORE: Final = "the boot before"
 
 
 class _Executes(Protocol):
     def execute(self, statement: str, /) -> Any: ...
+
+
+def age_all(database: _Executes) -> None:
+    """Let all that the database has be of an earlier boot, each row on its own clock."""
+    database.execute(f"DELETE FROM meta WHERE key IN ('boot', 'alive-{BEFORE}')")
+    database.execute(f"UPDATE meta SET key = 'alive-{BEFORE}' WHERE key LIKE 'alive-%'")
+    database.execute(f"UPDATE clocks SET boot_id = '{BEFORE}'")
+
+
+def quarantined(lab: Lab, daemon: DaemonHandle) -> int:
+    """The exit status of the command that its unit runs before there is a network."""
+    command = [sys.executable, "-m", "control.cli.main", "up", "--quarantine", "-c", str(daemon.config)]
+    return lab.run("box", command).wait(20)
+
+
+def quarantines(lab: Lab) -> list[str]:
+    """The tables of nftables that keep the appliance from sending resets."""
+    return re.findall(r"table (inet roost-quarantine-\S+)", lab.nft("box", "list tables"))
+
+
+def in_quarantine(lab: Lab) -> bool:
+    return bool(quarantines(lab))
 
 
 def age(database: _Executes, which: str = "TRUE") -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from appliance.lab.daemon import DaemonHandle
@@ -67,18 +68,20 @@ class ServiceManager:
             for fd in fds:
                 self.kept[name] = fd
 
-    def start(self, timeout_s: float = 30.0) -> None:
-        """With all that is kept, at most one descriptor."""
+    def start(self, timeout_s: float = 30.0, options: Sequence[str] = (), under: Sequence[str] = (),
+              environment: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        """With all that is kept, at most one descriptor. options: of `roost up`. under, environment: as
+        DaemonHandle.start has them."""
         self.hear()
         self._job.unlink(missing_ok=True)
         self._down.unlink(missing_ok=True)
+        program, told = ("-m", "control.cli.main", "up", *options), {**self._environment, **environment}
         if not self.kept:
-            self.daemon.start(timeout_s, environment=self._environment)
+            self.daemon.start(timeout_s, program, under, told)
             return
         ((name, fd),) = self.kept.items()
         passed = {"LISTEN_FDS": "1", "LISTEN_FDNAMES": name}
-        self.daemon.start(timeout_s, environment=self._environment | passed, pass_fds=[fd],
-                          under=["bash", "-c", AS_SYSTEMD, str(fd)])  # fmt: skip
+        self.daemon.start(timeout_s, program, ["bash", "-c", AS_SYSTEMD, str(fd), *under], told | passed, [fd])
 
     def stop(self, job: str = "stop", goes_down: bool = False, timeout_s: float = 60.0) -> int:
         """The exit status. job: of the manager, as it tells who asks. goes_down: with the whole machine."""

@@ -72,6 +72,9 @@ def excuse(end: Ended, habit: Habit, windows: list[Window]) -> Window | None:
         asleep = end.quiet_s > habit.awake_s and end.waited_s is None
         if during and window.cost.awake and not asleep:
             return window
+        had_row = window.began - (end.at - end.quiet_s) > habit.row_s
+        if during and window.cost.idle and not had_row:
+            return window
         if during and window.cost.linked == habit.server:
             persistent = habit.service.get("interface") == "persistent"
             if persistent or not asleep:

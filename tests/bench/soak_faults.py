@@ -9,18 +9,19 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from appliance.lab import DaemonError, wait_until
 from tests.bench.direct import WAN
-from tests.bench.soak_scene import Scene
+from tests.bench.soak_scene import KEEPIDLE_S, KEEPINTVL_S, UP_S, Scene
 from tests.lab.fixtures import ip
 
 OUTSIDE: Final = ("nat", "outside")
 OTHER_WAY: Final = "198.18.0.9"
 """Another address of the NAT router's on the appliance's link."""
 RIVAL_PORT: Final = 7990
+HOUR_S: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Cost:
     """Connections with a socket may end, and their clients hear it. One that slept may not."""
     linked: str = ""
     """Connections that have a link to this server may end, or miss an answer."""
+    idle: bool = False
+    """Connections may end that have no row in the database. Their clients hear it when they say something."""
     silent: bool = False
     """Keep-alives may be unanswered while it lasts."""
     resets: bool = False
@@ -43,6 +46,7 @@ class Cost:
 NOTHING: Final = Cost()
 AWAKE: Final = Cost(awake=True, resets=True)
 SILENT: Final = Cost(silent=True)
+REBOOT: Final = Cost(awake=True, silent=True, resets=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,31 @@ def stop(scene: Scene, chance: random.Random) -> None:
         scene.box.manager.stop()
         time.sleep(chance.uniform(0, 5))
         scene.box.start()
+
+
+def reboot(scene: Scene, _: random.Random) -> None:
+    with scene.fleet.dumb():
+        scene.box.manager.stop(goes_down=True, timeout_s=UP_S)
+        scene.box.boot(scene.database)
+
+
+def power_cut(scene: Scene, chance: random.Random) -> None:
+    if scene.box.daemon.status()["counters"]["born"] > scene.clients:
+        drain(scene, chance)  # of the simulated ones most have not spoken yet, and would be lost
+    with scene.fleet.dumb():
+        wait_until(scene.fleet_has_rows, UP_S, "all simulated clients have rows", 0.2)
+        scene.box.kill()
+        scene.box.boot(scene.database)
+    time.sleep(KEEPIDLE_S + KEEPINTVL_S)  # each that was lost has sent a probe
+
+
+def clock(scene: Scene, chance: random.Random) -> None:
+    with scene.fleet.dumb():
+        scene.box.manager.stop(goes_down=True, timeout_s=UP_S)
+        scene.clock.jump(chance.choice((-HOUR_S, HOUR_S)))
+        scene.box.boot(scene.database, under=scene.clock.under)
+    time.sleep(chance.uniform(2, 6))
+    scene.clock.jump(0)
 
 
 def hand_over(scene: Scene, _: random.Random) -> None:
@@ -106,7 +135,6 @@ def drain(scene: Scene, _: random.Random) -> None:
     with scene.fleet.dumb():
         scene.box.drain()
         scene.box.succeed()
-        scene.box.start()
 
 
 def rival(scene: Scene, _: random.Random) -> None:
@@ -217,13 +245,16 @@ def forged(scene: Scene, _: random.Random) -> None:
 FAULTS: Final = (
     Fault("kill", "SIGKILL of the daemon; another one within 5 s", kill, AWAKE, 2),
     Fault("stop", "the daemon is stopped in order, and started within 5 s", stop, AWAKE),
+    Fault("reboot", "the machine is rebooted in order", reboot, REBOOT),
+    Fault("power-cut", "it loses its power, and boots again", power_cut, replace(REBOOT, idle=True)),
+    Fault("clock", "it is rebooted, and its clock is an hour early or late, and set right later", clock, REBOOT),
     Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over,
           Cost(no_echo=True), 2),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
     Fault("api-killed", "SIGKILL of the API's process", api_killed),
-    Fault("drain", "roost drain; another instance has its place", drain, SILENT, 0.5),
+    Fault("drain", "roost drain; another instance has its place by --take-over", drain, SILENT, 0.5),
     Fault("rival", "a second daemon wants the database", rival),
     Fault("database-away", "PostgreSQL crashes, and is back after 2 to 10 s", database_away),
     Fault("database-cut", "every connection to PostgreSQL is ended", database_cut),

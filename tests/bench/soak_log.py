@@ -48,7 +48,8 @@ appliance, database and servers are all on this machine. How it is done, and wha
 """
 AS_THEY_CAME: Final = """As they came. A fault *lasted* until what was done was undone; then it took *well after* until
 no client waited for its answer and all were connected. *Cost* are connections that ended and may, by the documentation:
-awake ones where the daemon is killed or stopped, those linked to a server that is killed.
+awake ones where the daemon is killed or stopped, those in IDLE, too, where power is cut, those linked to a server
+that is killed.
 """
 MEMORY: Final = """The daemon's resident memory without the maps that it has mapped, maps and programs as the kernel
 accounts them, and the appliance's kernel sockets.

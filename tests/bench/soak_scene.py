@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,8 @@ from appliance.lab.simulator import ClientState, Simulator, Unfinished
 from tests.bench.direct import WAN
 from tests.databases import OPTIONS, Cluster, Postgres
 from tests.lab.echo import Echo
+from tests.lab.wrong_clock import WrongClock
+from tests.reboot import age_all, in_quarantine, quarantined, quarantines
 
 ATTACH_PORT: Final = 3128
 FLEET_PORT: Final = 8000
@@ -39,6 +41,8 @@ LOAD: Final = 0.85
 UP_S: Final = 120.0
 ASKED_S = 12.0
 """So long a client asks nothing after a server has asked it (appliance.peers.habits): longer than any outage."""
+DEFERRED_S: Final = 40.0
+"""One whose row could not be written is asked for it again within it (ROOST_SLEEP_RETRY_S)."""
 ASLEEP_S: Final = 4.0
 """After its last byte a simulated client has no socket in the appliance any more: 1 s, and a margin."""
 
@@ -67,6 +71,11 @@ class Habit:
         """A client that was quiet for so long, and a margin for a busy machine, has no socket in the appliance."""
         persistent = self.service.get("interface") == "persistent"
         return self.quiet[0 if persistent else 1] + 5.0
+
+    @property
+    def row_s(self) -> float:
+        """One that was quiet for so long has a row of the database, though that was away when it was due."""
+        return self.awake_s + self.quiet[2] * 9 / 8 + DEFERRED_S
 
 
 HABITS: Final = (
@@ -116,8 +125,19 @@ class Box:
         self.daemon: DaemonHandle = self.lab.daemon(self.config, start=False)
         self.manager = self._stack.enter_context(ServiceManager(self.daemon, directory))
 
-    def start(self) -> None:
-        self.manager.start(UP_S)
+    def start(self, under: Sequence[str] = ()) -> None:
+        """under: a program that runs it, with its arguments."""
+        self.manager.start(UP_S, under=under)
+
+    def boot(self, database: Postgres, under: Sequence[str] = ()) -> None:
+        """The machine is on again: of the daemon that ended there is nothing but its database. All have been put back
+        when it returns."""
+        if status := quarantined(self.lab, self.daemon):
+            raise RuntimeError(f"roost up --quarantine: exit status {status}")
+        self.daemon.unpin()
+        age_all(database)
+        self.start(under=under)
+        wait_until(lambda: not in_quarantine(self.lab), UP_S, "all rows are put back", 0.1)
 
     def restart(self) -> None:
         self.manager.stop("restart", timeout_s=UP_S)
@@ -128,8 +148,14 @@ class Box:
         self.manager.hear()
 
     def succeed(self) -> None:
-        """Another instance has the place of this one, which has ended."""
+        """Another instance takes the place of this one, which has been drained: on another machine, so that the first
+        one's quarantine would hide no resets."""
+        of_first = quarantines(self.lab)
         self._take_up()
+        self.start()
+        wait_until(lambda: quarantines(self.lab) == of_first, UP_S, "all rows are put back", 0.1)
+        for table in of_first:
+            self.lab.nft("box", f"delete table {table}")
 
     def drain(self) -> None:
         """Every connection gets its row, and the daemon ends. RuntimeError with what the command says if it failed."""
@@ -302,6 +328,7 @@ class Scene:
             self.cluster = Cluster(POSTGRES)
             stack.callback(self.cluster.close)
             self.database = Postgres(self.cluster)
+            self.clock = WrongClock(Path(stack.enter_context(tempfile.TemporaryDirectory())))
             self.lab = lab = stack.enter_context(Lab(clients=self.clients, addresses=len(split(self.clients))))
             self.simulator = lab.simulator(self.simulated, FLEET_PORT)
             self.servers: dict[str, Peer] = {}
@@ -367,6 +394,11 @@ class Scene:
 
     def all_open(self) -> bool:
         return all(group.ask("brief")["open"] == group.count for group in self.groups)
+
+    def fleet_has_rows(self) -> bool:
+        """All simulated clients, but for those that were born asleep and have said nothing yet."""
+        return not any(self.box.daemon.connections(service="fleet", state=state, limit=1)
+                       for state in ("ACTIVE", "STANDBY", "IDLE"))  # fmt: skip
 
     def all_spoke(self) -> bool:
         """In a sweep."""

@@ -30,6 +30,10 @@ def ended(at: float, quiet_s: float = 0.1, waited_s: float | None = None, reason
         (METERS, ended(15), AWAKE, True),
         (METERS, ended(15, quiet_s=LONG_S), AWAKE, False),
         (METERS, ended(15, quiet_s=LONG_S, waited_s=LONG_S), AWAKE, True),
+        (METERS, ended(15, quiet_s=30), AWAKE, False),
+        (METERS, ended(15, quiet_s=30), Cost(idle=True), True),
+        (METERS, ended(19, quiet_s=METERS.row_s + 8), Cost(idle=True), True),
+        (METERS, ended(19, quiet_s=METERS.row_s + 10), Cost(idle=True), False),
         (METERS, ended(9), AWAKE, False),
         (METERS, ended(22), AWAKE, False),
         (METERS, ended(100, quiet_s=85, waited_s=85), AWAKE, True),
@@ -40,8 +44,9 @@ def ended(at: float, quiet_s: float = 0.1, waited_s: float | None = None, reason
         (METERS, ended(15), Cost(linked="session"), False),
         (SESSIONS, ended(15, quiet_s=LONG_S), Cost(linked="session"), True),
     ],
-    ids=["awake", "asleep", "waiting", "before", "after", "asked during it", "wrong", "costs none", "linked",
-         "of its server, asleep", "of another server", "persistent, asleep"],
+    ids=["awake", "asleep", "waiting", "in IDLE", "in IDLE, without a row", "told late", "has a row", "before", "after",
+         "asked during it", "wrong", "costs none", "linked", "of its server, asleep", "of another server",
+         "persistent, asleep"],
 )  # fmt: skip
 def test_a_fault_excuses_what_it_may_cost(habit: Habit, end: Ended, cost: Cost, excused: bool) -> None:
     window = Window("it", cost, began=10, ended=20)

@@ -14,7 +14,8 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
 from appliance.lab.processes import ROOT
-from tests.lab.test_reboot import PROBE_S, SILENT_S, quarantined, tables
+from tests.lab.test_reboot import PROBE_S, SILENT_S
+from tests.reboot import in_quarantine, quarantined
 
 CLIENTS, BUSY, STALE, PORT = 20, 10, 4, 8000
 QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
@@ -94,7 +95,7 @@ def test_by_a_backup_another_machine_wakes_all_that_slept(tmp_path: Path, interf
         time.sleep(SILENT_S)
         assert clients.hearing(SILENT_S * 1000 - 500).silent == CLIENTS, "nothing answers them"
         daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
         assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
         assert clients.say(CLIENTS).answered == CLIENTS
 
@@ -118,7 +119,7 @@ def test_probes_find_what_ended_or_spoke_after_the_backup(tmp_path: Path) -> Non
         lose(lab, daemon)
         replace(lab, daemon, tmp_path / "box")
         daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
         slept(daemon, CLIENTS)
         assert spoke.say(STALE, timeout_s=5).answered == 0
         assert spoke.stats().dead == {"ECONNRESET": STALE}, "they may connect again"

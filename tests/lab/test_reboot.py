@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -17,22 +16,12 @@ import pytest
 from appliance.lab import DaemonHandle, Lab, wait_until
 from appliance.lab.service_manager import ServiceManager
 from control.daemon.end import STILL_S
-from tests.reboot import age
+from tests.reboot import age, in_quarantine, quarantined
 
 CLIENTS, PORT = 20, 8000
 QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
 PROBE_S = 1  # of the clients' kernels
 SILENT_S = 3 * PROBE_S
-
-
-def tables(lab: Lab) -> str:
-    return lab.nft("box", "list tables")
-
-
-def quarantined(lab: Lab, daemon: DaemonHandle) -> int:
-    """The exit status of the command that its unit runs."""
-    command = [sys.executable, "-m", "control.cli.main", "up", "--quarantine", "-c", str(daemon.config)]
-    return lab.run("box", command).wait(20)
 
 
 def asleep(daemon: DaemonHandle) -> Callable[[], bool]:
@@ -60,7 +49,7 @@ def test_a_reboot_resets_none(service: dict[str, Any], router: dict[str, Any] | 
         assert clients.hearing(SILENT_S * 1000 - 500).silent == CLIENTS, "nothing answers them"
         assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
         daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
         assert clients.say(CLIENTS).answered == CLIENTS
 
 
@@ -85,7 +74,7 @@ def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, i
             assert quarantined(lab, daemon) == 0
             daemon.unpin()
             manager.start()
-            wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+            wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
             assert clients.say(CLIENTS).answered == kept
 
 
@@ -102,7 +91,7 @@ def test_the_end_of_the_machine_writes_those_that_were_born_asleep_and_never_spo
             assert quarantined(lab, manager.daemon) == 0
             manager.daemon.unpin()
             manager.start()
-            wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+            wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
             for number, client in enumerate(clients):
                 client.sendall(f"HELLO c{number:06d}\n".encode())
                 assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
@@ -116,7 +105,7 @@ def test_where_a_daemon_runs_none_begins() -> None:
     with Lab(clients=1) as lab:
         daemon = lab.daemon(lab.config(PORT))
         assert quarantined(lab, daemon) == 0
-        assert "quarantine" not in tables(lab)
+        assert not in_quarantine(lab)
 
 
 def test_new_clients_come_while_it_lasts() -> None:
@@ -126,12 +115,12 @@ def test_new_clients_come_while_it_lasts() -> None:
         assert quarantined(lab, daemon) == 0
         kept = lab.nft("box", "list ruleset")
         daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "it ends")
+        wait_until(lambda: not in_quarantine(lab), 20, "it ends")
         lab.nft("box", kept)
         clients = lab.swarm()
         assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
         assert clients.say(CLIENTS).answered == CLIENTS
-        assert "quarantine" in tables(lab)
+        assert in_quarantine(lab)
 
 
 def test_it_lasts_until_rows_can_be_read() -> None:
@@ -152,11 +141,11 @@ def test_it_lasts_until_rows_can_be_read() -> None:
         database.mkdir()  # it can be neither read nor made
         daemon.start()
         time.sleep(SILENT_S)
-        assert "quarantine" in tables(lab)
+        assert in_quarantine(lab)
         assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
         database.rmdir()
         away.rename(database)
-        wait_until(lambda: "quarantine" not in tables(lab), 40, "all are in the table")
+        wait_until(lambda: not in_quarantine(lab), 40, "all are in the table")
         assert clients.say(CLIENTS).answered == CLIENTS
 
 
@@ -176,5 +165,5 @@ def test_a_clock_that_is_wrong_stalls_none(wrong_s: int) -> None:
             rows.execute(f"UPDATE clocks SET wall_offset_ms = wall_offset_ms + {wrong_s * 1000} "
                          "WHERE boot_id = 'the boot before'")  # fmt: skip
         daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
         assert clients.say(CLIENTS, timeout_s=5).answered == CLIENTS
