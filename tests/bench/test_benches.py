@@ -5,6 +5,7 @@ on a machine that tests."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -28,6 +29,7 @@ from tests.bench import (
     restart,
     storm,
     takeover,
+    upgrade,
     wake,
 )
 from tests.bench.figures import Report
@@ -115,6 +117,22 @@ def assert_sound(report: Report, *held: str) -> None:
     assert CONTRACT[report.bench] <= set(report.figures)
     assert (report.broken(), report.problems) == ([], [])
     assert [key for key in held if not report.targets[key].met(report.figures[key])] == [], report.as_json()
+
+
+def test_every_bench_has_a_contract_and_a_test_that_runs_it() -> None:
+    benches = [name for name, one in command.commands.items() if "as_json" in {option.name for option in one.params}]
+    assert set(benches) == set(CONTRACT)
+    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in benches if f" {name}.run(" not in tests and f"({name}.run(" not in tests] == []
+
+
+@alone
+def test_upgrade_loses_no_active_client_and_no_byte_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upgrade, "LOOK_S", 1.0)
+    report = upgrade.run(connections=500, runs=2)
+    assert_sound(report)
+    assert report.figures["seconds"].runs == report.figures["pause_ms"].runs == 2
+    assert report.figures["pause_ms"].min > 0, "clients spoke while the service was restarted"
 
 
 @alone
