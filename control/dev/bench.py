@@ -101,7 +101,9 @@ _bench("flood", "Forged SYNs and segments: nobody is lost or woken, and a relay 
        _number("--connections", 1_000_000, least=1000), _number("--seconds", 30.0, "Each flood."),
        _number("--rate", 0.0, "Frames a second; 0: all it can.", 0))  # fmt: skip
 _bench("restart", "How long sleeping clients are without a daemon that is stopped or killed, and started.",
-       _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
+       _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."),
+       click.Option(["--reboot"], is_flag=True,
+                    help="Reboot the machine instead: how long until all rows are back."))  # fmt: skip
 _bench("upgrade", "Restart the service with awake connections: none is lost, nor a byte, and what a byte waits.",
        _number("--connections", 5000, "ACTIVE.", 100), _number("--runs", 5))  # fmt: skip
 _bench("takeover", "The machine with the connections loses its power, and the one that stood by answers for them.",

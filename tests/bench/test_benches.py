@@ -286,6 +286,12 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
     assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
 
 
+def test_restart_measures_until_all_rows_are_back_after_a_reboot() -> None:
+    report = restart.run(connections=10_000, runs=1, reboot=True)
+    assert_sound(report, "seconds")
+    assert report.figures["seconds"].runs == 1
+
+
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist, "GETS_S", 0.3)
     assert_sound(persist.run(rows=5000, sleepers=2000, runs=1))
