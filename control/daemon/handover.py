@@ -60,8 +60,8 @@ class HandOver:
         except EngineError as error:
             log.error("not all awake connections of the daemon before are there: %s", error)
         if refused:
-            log.error("%d awake connections were handed over by another version in a way that this one does not know; "
-                      "they end", refused)  # fmt: skip
+            log.error("%d sockets were handed over by another version in a way that this one does not know: awake "
+                      "connections among them end", refused)  # fmt: skip
 
     def _begun(self) -> Bridge:
         from appliance.engine.bridge import Bridge
