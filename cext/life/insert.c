@@ -21,6 +21,8 @@ static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_r
     if (ka.rest == ROOST_NO_REST)
         return NULL;
     e->table.rest[ka.rest] = record->rest;
+    if (record->rest.active_ms > e->now_ms) /* of an earlier boot, whose clock was ahead */
+        e->table.rest[ka.rest].active_ms = e->now_ms;
     e->table.rest[ka.rest].sleep_asked_s = e->table.rest[ka.rest].sleep_wanted = 0; /* of another daemon's time */
     struct roost_ka *slot = roost_table_insert(&e->table, &record->key, &ka, record->service);
     if (!slot)

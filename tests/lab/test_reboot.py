@@ -150,11 +150,12 @@ def test_it_lasts_until_rows_can_be_read() -> None:
 
 
 @pytest.mark.parametrize("wrong_s", [3600, -3600, 40 * 86_400, -40 * 86_400])
-def test_a_clock_that_is_wrong_stalls_none(wrong_s: int) -> None:
+@pytest.mark.parametrize("interface", ["transient", "persistent"])
+def test_a_clock_that_is_wrong_stalls_none(wrong_s: int, interface: str) -> None:
     """Of the boot before: it was ahead by so much. Clients drop what has a TSval from before the last one."""
     with Lab(clients=CLIENTS) as lab:
         lab.server(PORT)
-        daemon = lab.daemon(lab.config(PORT, policy=QUIET))
+        daemon = lab.daemon(lab.config(PORT, policy=QUIET, service={"interface": interface}))
         clients = lab.swarm()
         assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
         wait_until(asleep(daemon), 20, "all sleep")
@@ -167,3 +168,6 @@ def test_a_clock_that_is_wrong_stalls_none(wrong_s: int) -> None:
         daemon.start()
         wait_until(lambda: not in_quarantine(lab), 20, "all are in the table")
         assert clients.say(CLIENTS, timeout_s=5).answered == CLIENTS
+        wait_until(asleep(daemon), 20, "all sleep again")
+        with closing(sqlite3.connect(lab.workspace / "roost.db")) as history:
+            assert history.execute("SELECT count(*) FROM history_1 WHERE gap_ms < 0").fetchone() == (0,)
