@@ -119,9 +119,10 @@ void roost_births_turn(struct roost_engine *e) {
 }
 
 void roost_share_cookies(roost_engine *e, uint64_t secret0, uint64_t secret1, uint64_t ahead_ms) {
+    uint32_t zero = 0;
     e->path.births_gate->secret[0] = secret0;
     e->path.births_gate->secret[1] = secret1;
-    *e->path.births_ahead = ahead_ms;
+    bpf_map_update_elem(e->path.map_fd[ROOST_MAP_births_ahead], &zero, &ahead_ms, BPF_ANY);
 }
 
 void roost_births_close(struct roost_engine *e) {

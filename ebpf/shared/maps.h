@@ -34,7 +34,7 @@
     MAP(ring,           RINGBUF,       BYTES,                             1 << 20,           CONFIGURED, PINNED, PLAIN)   \
     MAP(counters,       PERCPU_ARRAY,  INDEXED(__u64),                    ROOST_N_COUNT,     FIXED,      PINNED, PLAIN)   \
     MAP(births_gate,    ARRAY,         INDEXED(struct roost_births_gate), 1,                 FIXED,      PINNED, MAPPED)  \
-    MAP(births_ahead,   ARRAY,         INDEXED(__u64),                    1,                 FIXED,      PINNED, MAPPED)  \
+    MAP(births_ahead,   ARRAY,         INDEXED(__u64),                    1,                 FIXED,      PINNED, PLAIN)   \
     MAP(births_sockets, ARRAY,         INDEXED(struct roost_sockets),     1,                 FIXED,      PINNED, MAPPED)  \
     /* Connections that sleep without a slot; hashes of keys that the filter takes for one of them, and that are none. */ \
     MAP(filter,         ARRAY,         INDEXED(__u64),                    1,                 CONFIGURED, PINNED, MAPPED)  \
