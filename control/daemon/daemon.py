@@ -267,6 +267,7 @@ class Daemon:
         reach.dialled.load()
         snapshots = Snapshots(engine, store.append, rules.classes)
         span = (0, 0) if store.status.error else store.begin_run()
+        store.hold_history()  # what this daemon writes comes behind what the last one could not
         store.start()
         engine.start()
         self._undo.pop_all()

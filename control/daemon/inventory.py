@@ -42,8 +42,8 @@ class Inventory:
     """In ascending order."""
     without_row: list[bytes] = field(default_factory=list)
     """SLEEP in the table, unknown to the store: they cannot be rebuilt."""
-    without_slot: int = 0
-    """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
+    lost: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """Rows of this boot whose connection is gone, their keys and services by number; forgotten."""
     other_boot: int = 0
     """Rows from before a reboot, or of tables that are gone: to be put back into the table."""
     unseen: bool = False
@@ -150,7 +150,6 @@ def _take_odd(found: Inventory, store: Store, boot: str, numbers: array[int], od
     if not odd:
         return numbers
     gone: set[int] = set()
-    rows: list[bytes] = []
     deletes: list[tuple[bytes, int]] = []
     for row in store.rows_numbered(list(odd)):
         state = odd[row.id]
@@ -163,10 +162,9 @@ def _take_odd(found: Inventory, store: Store, boot: str, numbers: array[int], od
             gone.add(row.id)
             deletes.append((row.key, row.id))
             if state == State.NONE:
-                found.without_slot += 1
-                rows.append(history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED))
+                found.lost[row.id] = row.key, row.service
             # else it was committed, but SLEEP never became true
-    store.add(rows, deletes=deletes)
+    store.add(deletes=deletes)
     return array("Q", (number for number in numbers if number not in gone)) if gone else numbers
 
 
@@ -183,15 +181,17 @@ def record_of(row: SleepingRow) -> Record:
 
 
 def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
-    """Write the transitions that a killed predecessor made or suffered and could not write; returns how many.
+    """Write the transitions that a killed predecessor made or suffered and could not write; returns how many. To be
+    called between Store.hold_history and release_history: what this daemon writes comes behind them.
 
     Its last word about each connection stands in history[first..last]; the inventory says what was really found."""
     idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
     rows: list[bytes] = []
     written = 0
-    unnamed = set(store.put_last())
+    unnamed, lost = set(store.put_last()), dict(found.lost)
     for number, client, service, last_state in store.last_states(first, last):
         unnamed.discard(number)
+        lost.pop(number, None)
         lasts = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
         actual = found.awake.get(number, lasts)
         if actual == last_state:
@@ -203,15 +203,26 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         rows += [history_row(number, key, service, a, b) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:
-            store.add(rows)
+            store.add(rows, first=True)
             rows = []
     # Who was in IDLE when the predecessor began has no row of the history there.
     for row in store.rows_numbered([number for number in unnamed if _holds(asleep, number)]):
-        if [one["to"] for one in store.history_of(row.id, 1)] == [State.IDLE]:
+        if _last_state(store, row.id, last) is State.IDLE:
             rows.append(history_row(row.id, row.key, row.service, State.IDLE, State.SLEEP))
             written += 1
-    store.add(rows)
+    for number, (of, service) in lost.items():  # CLOSED there, or in a run before that one
+        before = _last_state(store, number, last) or State.SLEEP
+        steps = _steps(before, State.CLOSED)
+        rows += [history_row(number, of, service, a, b) for a, b in steps]
+        written += len(steps)
+    store.add(rows, first=True)
     return written
+
+
+def _last_state(store: Store, number: int, last: int) -> State | None:
+    """By the history as far as this row; None: it does not know the connection."""
+    known = [State(row["to"]) for row in store.history_of(number) if row["seq"] <= last]
+    return known[-1] if known else None
 
 
 def _holds(ids: array[int], number: int) -> bool:

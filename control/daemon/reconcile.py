@@ -99,9 +99,12 @@ class Reconciler:
         """All of it."""
         try:
             self._close_lost()
-            first, last = self._span
-            if last and (missing := catch_up(self._store, self._found, first, last)):
-                log.warning("history: added %d transitions that the last daemon could not write", missing)
+            try:
+                first, last = self._span
+                if (last or self._found.lost) and (missing := catch_up(self._store, self._found, first, last)):
+                    log.warning("history: added %d transitions that the last daemon could not write", missing)
+            finally:
+                self._store.release_history()
             if self._found.other_boot or self._later():
                 log.info("put back %d sleeping connections", self._put_back_all())
             if not self._end.has_come:
@@ -144,8 +147,8 @@ class Reconciler:
             self._engine.submit([Command(op=Op.CLOSE, cause=Cause.RESTORE, key=key) for key in keys])
         if found.without_row:
             log.error("%d sleeping connections have no record in the store; closed", len(found.without_row))
-        if found.without_slot:
-            log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
+        if found.lost:
+            log.warning("%d records belong to connections that are gone; forgotten", len(found.lost))
 
     def _put_back_all(self) -> int:
         """What is in the table already is left alone when it begins anew."""

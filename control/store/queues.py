@@ -6,7 +6,7 @@ ops       key -> what `sleeping` shall say about it: a packed record (upsert) or
 gone      (key, reference) of connections to be deleted of whose 4-tuple `ops` says something else by now
 stale     (key, number, generation) of rows that were committed in vain
 rows      of history, packed (schema.HISTORY), in order, one or more in a piece. Past the bound new rows are dropped,
-          counted and reported
+          counted and reported. While they are held none is written; past half of the bound they are not held any more
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
           database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
           waits with its connection (clients/in_band_settings.py)
@@ -165,6 +165,7 @@ class Queues:
         self.stale: list[tuple[bytes, int, int]] = []
         self.keyed: dict[Keyed, bytes | None] = {}
         self.rows = Pieces()
+        self.held = False
         self.appended: deque[Row] = deque()
         self._appended: Counter[type[Row]] = Counter()  # of each table, how many of them
         self.queued_rows = 0  # of history and appended ones, ever
@@ -178,6 +179,7 @@ class Queues:
         deletes: Iterable[tuple[bytes, int]],
         stale: Iterable[tuple[bytes, int, int]],
         keyed: Mapping[Keyed, bytes | None],
+        first: bool = False,
     ) -> int:
         """Store.add; returns how many rows of history there was no room for."""
         for key, reference in deletes:
@@ -193,8 +195,12 @@ class Queues:
         self.keyed.update(keyed)
         self.queued_keyed += len(keyed)
         before = len(self.rows)
-        dropped = self.rows.append(b"".join(rows), max(self._history_bound - before, 0))
+        added = Pieces() if first else self.rows
+        dropped = added.append(b"".join(rows), max(self._history_bound - before, 0))
+        if first:
+            self.rows.put_back(added)
         self.queued_rows += len(self.rows) - before
+        self.held &= len(self.rows) <= self._history_bound // 2
         return dropped
 
     def _say(self, key: bytes, op: bytes | int) -> None:
@@ -224,11 +230,11 @@ class Queues:
         batch.keyed, self.keyed = self.keyed, {}
         batch.queued_keyed = self.queued_keyed - self.taken_keyed
         self.taken_keyed = self.queued_keyed
-        batch.rows = self.rows.take(size)
+        batch.rows = self.rows.take(min(size, self.writable_rows))
         for _ in range(min(size, len(self.appended))):
             batch.appended.append(self.appended.popleft())
         self._appended.subtract(map(type, batch.appended))
-        self.urgent = bool(self.ops) or (self.urgent and bool(self.rows or self.appended))
+        self.urgent = bool(self.ops) or (self.urgent and bool(self.writable_rows or self.appended))
         return batch
 
     def put_back(self, batch: Batch) -> None:
@@ -245,9 +251,14 @@ class Queues:
         self._appended.update(map(type, batch.appended))
 
     @property
+    def writable_rows(self) -> int:
+        """Of history."""
+        return 0 if self.held else len(self.rows)
+
+    @property
     def waiting(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.ops or self.gone or self.rows or self.stale or self.keyed or self.appended)
+        return bool(self.ops or self.gone or self.writable_rows or self.stale or self.keyed or self.appended)
 
 
 def unsettled(waiting: Batch | Queues) -> Iterator[Container[bytes]]:

@@ -214,6 +214,7 @@ class Store(Latest):
         """Write what is pending and stop; returns how many rows could not be written. give_back: the daemon could not
         start, and the database is whose it was. drained: every connection has its row, and another machine may have
         the database without being told to take it over; of a pair it may anyway."""
+        self.release_history()
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -504,17 +505,31 @@ class Store(Latest):
         deletes: Iterable[tuple[bytes, int]] = (),
         stale: Iterable[tuple[bytes, int, int]] = (),
         keyed: Mapping[Keyed, bytes | None] = MappingProxyType({}),
+        first: bool = False,
     ) -> None:
         """Queue history rows (schema.HISTORY, one or more in a piece), records to be put to sleep (key, ka + rest) and
         records to be forgotten (key, reference). Both of one connection: it woke and is to sleep again. stale (key,
         number, generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in
-        these rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
+        these rows from now on (schema.KEYED), None: nothing. first: the history rows come before all others that wait.
+        Never blocks on the database; `flush` does."""
         with self._wake:
-            if (dropped := self._queues.add(rows, upserts, deletes, stale, keyed)) and not self._status.dropped_history:
+            dropped = self._queues.add(rows, upserts, deletes, stale, keyed, first)
+            if dropped and not self._status.dropped_history:
                 log.error("store: history is full (%d rows wait); rows are being dropped", len(self._queues.rows))
             self._status.dropped_history += dropped
             if not self._gathering or self._pause(0) < RELAXED_GATHER_S:
                 self._wake.notify()
+
+    def hold_history(self) -> None:
+        """Write no history until `release_history`, unless half of what may wait does."""
+        with self._wake:
+            self._queues.held = True
+
+    def release_history(self) -> None:
+        """Write it."""
+        with self._wake:
+            self._queues.held = False
+            self._wake.notify()
 
     def append(self, row: appended.Row) -> None:
         """Queue a row of one of appended.TABLES. Never blocks on the database."""
@@ -600,7 +615,7 @@ class Store(Latest):
             return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         if self._paired and self._ownership.due:
             return 0.0
-        full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch
+        full = self._queues.writable_rows >= self._batch or len(self._queues.ops) >= self._batch
         return 0.0 if full else GATHER_S if self._queues.urgent else RELAXED_GATHER_S
 
     def _write(self, batch: Batch) -> list[sleeping.Committed]:

@@ -55,8 +55,9 @@ def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: R
     lost = still.engine.add(key(4), 4, State.SLEEP)  # its row is gone
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert found.without_row == [lost.key.pack()]
-    assert (found.without_slot, found.other_boot, list(found.sleep_ids), list(found.idle_ids)) == (1, 0, [1], [3])
+    assert (len(found.lost), found.other_boot, list(found.sleep_ids), list(found.idle_ids)) == (1, 0, [1], [3])
     until(lambda: not still.store.sleeping_by_id(2) and not still.store.sleeping_by_id(3))
+    assert catch_up(still.store, found, 0, 0) == 1
     until(lambda: still.history())
     assert still.history() == [(2, "SLEEP", "CLOSED", "restore")]
 
@@ -66,7 +67,7 @@ def test_the_inventory_finds_those_that_sleep_without_a_slot(still: Rig) -> None
         put_row(still, number)
     still.engine.without_slot = {key(1): 1, key(7): 7}
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot) == (1, [1], 1)
+    assert (found.states[State.SLEEP], list(found.sleep_ids), len(found.lost)) == (1, [1], 1)
 
 
 def test_the_inventory_goes_through_all_pages_and_looks_closer_only_at_rows_that_are_odd(
@@ -88,7 +89,7 @@ def test_the_inventory_goes_through_all_pages_and_looks_closer_only_at_rows_that
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert looked_at == [6], "it is nowhere"
     assert list(found.sleep_ids) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
-    assert (found.states[State.SLEEP], found.without_slot, found.without_row) == (10, 1, [])
+    assert (found.states[State.SLEEP], len(found.lost), found.without_row) == (10, 1, [])
 
 
 def test_the_inventory_finds_a_slot_without_row_beside_rows_without_slot(still: Rig) -> None:
@@ -138,8 +139,10 @@ def test_of_two_rows_with_the_same_key_the_one_that_the_slot_has_the_number_of_i
     until(lambda: still.store.sleeping_by_id(2))
     still.engine.add(key(1), 2, State.SLEEP)
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot, found.without_row) == (1, [2], 1, [])
+    assert (found.states[State.SLEEP], list(found.sleep_ids), len(found.lost), found.without_row) == (1, [2], 1, [])
     until(lambda: not still.store.sleeping_by_id(1))
+    assert catch_up(still.store, found, 0, 0) == 1
+    until(lambda: still.history())
     assert still.history()[-1] == (1, "SLEEP", "CLOSED", "restore")
     assert still.store.sleeping_by_id(2)
 
@@ -164,7 +167,7 @@ def test_without_the_database_the_filter_says_how_many_sleep(still: Rig) -> None
 def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:
     put_row(rig, 1)
     found = take_inventory(rig.engine, rig.store, "another-boot")
-    assert (found.other_boot, found.without_slot) == (1, 0)
+    assert (found.other_boot, len(found.lost)) == (1, 0)
     rig.start()
     row = rig.store.sleeping_by_id(1)
     assert row is not None
@@ -181,7 +184,7 @@ def test_rows_for_tables_that_are_gone_are_put_back_though_the_boot_is_the_same(
     for number in (1, 2):
         put_row(rig, number)
     found = take_inventory(rig.engine, rig.store, boot, 2)
-    assert (found.other_boot, found.without_slot) == (2, 0)
+    assert (found.other_boot, len(found.lost)) == (2, 0)
     offset = starting.wall_offset_ms()
     assert all(abs(row.wall_offset_ms - offset) < 1000 for row in rig.store.sleeping_rows())
     assert take_inventory(rig.engine, rig.store, boot, 2).other_boot == 2, "until they are put back"
@@ -189,7 +192,7 @@ def test_rows_for_tables_that_are_gone_are_put_back_though_the_boot_is_the_same(
     rig.dispatcher.sleepers.insert([record(key(number), number) for number in (1, 2)])
     until(lambda: len(rig.engine.connections) == 2)
     found = take_inventory(rig.engine, rig.store, boot, 2)
-    assert (found.other_boot, found.without_slot, list(found.sleep_ids)) == (0, 0, [1, 2])
+    assert (found.other_boot, len(found.lost), list(found.sleep_ids)) == (0, 0, [1, 2])
 
 
 def test_rows_whose_connections_ended_are_forgotten_while_the_tables_are_the_same(still: Rig) -> None:
@@ -197,7 +200,7 @@ def test_rows_whose_connections_ended_are_forgotten_while_the_tables_are_the_sam
     take_inventory(still.engine, still.store, boot, 1)
     put_row(still, 1)
     found = take_inventory(still.engine, still.store, boot, 1)
-    assert (found.other_boot, found.without_slot) == (0, 1)
+    assert (found.other_boot, len(found.lost)) == (0, 1)
 
 
 def test_of_two_rows_with_the_same_key_the_later_connection_is_put_back(rig: Rig, tmp_path: Path) -> None:
@@ -296,10 +299,44 @@ def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_
     first, last = still.store.begin_run()
     assert first > last, "the run that was killed wrote no transition"
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, first, last) == 2
     until(lambda: still.store.status.written_history == 5)
-    assert still.history()[3:] == [(3, "SLEEP", "CLOSED", "restore"), (1, "IDLE", "SLEEP", "restore")]
-    assert catch_up(still.store, found, first, last) == 0
+    assert still.history()[3:] == [(1, "IDLE", "SLEEP", "restore"), (3, "IDLE", "CLOSED", "restore")]
+    assert catch_up(still.store, found, *still.store.begin_run()) == 0
+
+
+def test_a_sleeper_whose_end_was_written_and_whose_row_was_left_ends_once(still: Rig) -> None:
+    def wrote(number: int, target: State) -> bytes:
+        return HISTORY.pack(number, 5, key(number).pack(), 1, State.SLEEP, target, Cause.RESTORE, 0, 0, 0, NO_ENDS)
+
+    still.store.add([wrote(1, State.CLOSED), wrote(2, State.SLEEP)])
+    until(lambda: still.store.status.written_history == 2)
+    for number in (1, 2):
+        put_row(still, number)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert catch_up(still.store, found, first, last) == 1
+    until(lambda: still.store.status.written_history == 3)
+    assert still.history()[2:] == [(2, "SLEEP", "CLOSED", "restore")]
+
+
+def test_what_a_predecessor_lacked_stands_before_what_came_meanwhile(still: Rig) -> None:
+    def wrote(source: State, target: State, cause: Cause) -> bytes:
+        return HISTORY.pack(1, 5, key(1).pack(), 1, source, target, cause, 0, 0, 0, NO_ENDS)
+
+    still.store.add([wrote(State.NONE, State.IDLE, Cause.RESTORE)])
+    until(lambda: still.store.status.written_history == 1)
+    still.engine.add(put_row(still, 1), 1, State.SLEEP)
+    still.store.hold_history()
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    still.store.add([wrote(State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA)])
+    put_row(still, 2)
+    assert still.store.status.written_history == 1, "it is held, and rows of sleepers are not"
+    assert catch_up(still.store, found, first, last) == 1
+    still.store.release_history()
+    until(lambda: still.store.status.written_history == 3)
+    assert still.history()[1:] == [(1, "IDLE", "SLEEP", "restore"), (1, "SLEEP", "ACTIVE", "client-data")]
 
 
 def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are_off(rig: Rig, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_who_slept_for_a_dead_owner_is_put_back_by_the_one_that_takes_over(rig: 
     new = rig.store(rig.here, take_over=True)
     new.open()
     found = take_inventory(FakeEngine(), new, rig.here.boot_id, 2)
-    assert (found.other_boot, found.without_slot) == (SLEEPERS, 0)
+    assert (found.other_boot, found.lost) == (SLEEPERS, {})
 
 
 class TestOfAPair:
