@@ -158,7 +158,8 @@ class Cluster:
     `right`. By TCP, for which the options give it an address and a port, it asks everybody for a password. It ends with
     the process that made it, and leaves nothing."""
 
-    def __init__(self, options: Mapping[str, str] = OPTIONS) -> None:
+    def __init__(self, options: Mapping[str, str] = OPTIONS, small: str = SMALL) -> None:
+        """options: of PostgreSQL's configuration file. small: size of the disk of the tablespace of this name."""
         found = [path.parent for path in PROGRAMS.glob("*/bin/postgres")]
         assert found, "PostgreSQL's server is not installed: apt-get install postgresql"
         self.programs = max(found, key=lambda path: float(path.parent.name))
@@ -171,6 +172,7 @@ class Cluster:
             space = ["unshare", "--mount", "--"]
             (self.directory / "small").mkdir()
         self.can_be_full = bool(space)
+        self._small = small
         environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
         made = subprocess.run(
             [*become, "initdb", "-D", "data", "-U", "roost", "--auth=trust", "--no-sync", "--locale=C",
@@ -183,7 +185,7 @@ class Cluster:
             there = {**options, "unix_socket_directories": str(self.directory)}
             file.writelines(f"{name} = '{value}'\n" for name, value in there.items())
         self._keeper = subprocess.Popen(
-            [*space, "sh", "-c", PLACE, SMALL, *become, "sh", "-c", KEEPER], cwd=self.directory, env=environment,
+            [*space, "sh", "-c", PLACE, small, *become, "sh", "-c", KEEPER], cwd=self.directory, env=environment,
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         self.start()
@@ -208,6 +210,24 @@ class Cluster:
     def stop(self) -> None:
         """As a crash: every connection is cut, and the next start recovers."""
         self._tell("stop")
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """The disk of the tablespace `small` has no room but what its files have."""
+        disk = Path(f"/proc/{self._keeper.pid}/root{self.directory}/small")
+        while True:
+            told = os.statvfs(disk)
+            if self._resize(f"{(told.f_blocks - told.f_bfree) * told.f_frsize}"):
+                break  # else they have grown meanwhile
+        try:
+            yield
+        finally:
+            assert self._resize(self._small)
+
+    def _resize(self, size: str) -> bool:
+        argv = ["mount", "-o", f"remount,size={size}", str(self.directory / "small")]
+        enter = ["nsenter", "--target", str(self._keeper.pid), "--mount", "--"]
+        return subprocess.run([*enter, *argv], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
     def url(self, database: str = "postgres", user: str = "roost", password: str = "") -> str:
         login = f"{user}:{password}" if password else user

@@ -11,7 +11,8 @@ Commands, besides those of the swarm
   pace   rate (questions/s of all of them together, each of a random client), size (bytes, at most), timeout_s (the
          connection of a client that waits longer for its answer is given up)
   sweep  seconds: each client speaks once, evenly spread over this time; later if a server has just asked it
-  leave  n random clients that wait for no answer end their connections -> left
+  leave  n random clients that wait for no answer end their connections -> left. The sockets of these, and of those that
+         are given up, have the mark GIVEN_UP from then on: what is still sent to them reaches no program
   brief  -> open, wanted, sweeping (clients that have not spoken yet), oldest_ms (of the questions without an answer)
   look   silence_ms -> open, asked, answered, said_bytes, waiting (clients between question and answer),
          longest_ms (the longest that an answer has taken since the last
@@ -29,12 +30,13 @@ from array import array
 from collections import Counter
 from typing import Any
 
-from appliance.peers.lines import Command, tcp_info
+from appliance.peers.lines import Command, mark, tcp_info
 from appliance.peers.swarm import _GREETING, _QUIET, _SPEAKING, Connecting, Swarm, name_of
 
 _TURN_S = 0.02
 _GREETING_S = 15.0
 """A client that has no welcome by then, since its server has just gone, tries it anew."""
+GIVEN_UP = 1
 _AGAIN_S = 1.0
 """Between two attempts to replace clients, and two looks for answers that are overdue."""
 
@@ -92,6 +94,7 @@ class Habits(Swarm):
         leaving = random.sample(quiet, min(int(command["n"]), len(quiet)))
         for fd in leaving:
             self.forget(fd)
+            mark(fd, GIVEN_UP)
             os.close(fd)
         self.loop.reply(command, left=len(leaving))
 
@@ -127,6 +130,7 @@ class Habits(Swarm):
             self.ended.append([name_of(self.number[fd]), reason, now - self.touched[fd], waited, unheard, now])
         elif self.connecting is not None:
             self.refused[reason] += 1
+        mark(fd, GIVEN_UP)
         super().lose(fd, reason)
 
     def heard(self, fd: int, line: bytes, now: int) -> None:

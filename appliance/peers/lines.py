@@ -100,6 +100,15 @@ def error_of(fd: int) -> int:
         sock.detach()
 
 
+def mark(fd: int, number: int) -> None:
+    """For packet filters (SO_MARK): in its packets, and in those that find its socket."""
+    sock = socket.socket(fileno=fd)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, number)
+    finally:
+        sock.detach()
+
+
 def tcp_info(fd: int) -> bytes:
     """struct tcp_info of linux/tcp.h, its first 104 bytes."""
     sock = socket.socket(fileno=fd)

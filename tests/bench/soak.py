@@ -131,6 +131,7 @@ class Soak:
         fault.do(self.scene, self.chance)
         over = time.monotonic()
         self.wait(WELL_S)
+        self.choose_targets()
         window.ended = time.monotonic()
         checks.all(fault.may_cost)
         self.came_in_vain()
@@ -169,8 +170,8 @@ class Soak:
         deck = self.chance.sample(faults, len(faults))
         deck = [one for one in deck if one not in first] + first
         compared, each_once = False, False
+        self.choose_targets()
         while time.monotonic() < begin + seconds or not each_once:
-            self.choose_targets()
             time.sleep(self.chance.uniform(*gaps_s))
             self.check()
             if not compared and time.monotonic() >= begin + seconds / 4:

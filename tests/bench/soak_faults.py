@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from appliance.lab import DaemonError, wait_until
@@ -83,13 +85,13 @@ def reboot(scene: Scene, _: random.Random) -> None:
         scene.box.boot(scene.database)
 
 
-def power_cut(scene: Scene, chance: random.Random) -> None:
+def power_cut(scene: Scene, chance: random.Random, another: bool = False) -> None:
     if scene.box.daemon.status()["counters"]["born"] > scene.clients:
         drain(scene, chance)  # of the simulated ones most have not spoken yet, and would be lost
     with scene.fleet.dumb():
         wait_until(scene.fleet_has_rows, UP_S, "all simulated clients have rows", 0.2)
         scene.box.kill()
-        scene.box.boot(scene.database)
+        scene.box.boot(scene.database, another)
     time.sleep(KEEPIDLE_S + KEEPINTVL_S)  # each that was lost has sent a probe
 
 
@@ -122,6 +124,22 @@ def reload(scene: Scene, chance: random.Random) -> None:
 
 def descriptors(scene: Scene, chance: random.Random) -> None:
     with scene.box.changed("descriptors = 95", "descriptors = 2"):
+        time.sleep(chance.uniform(3, 6))
+
+
+def no_descriptors(scene: Scene, chance: random.Random) -> None:
+    """Not even for an operator who asks."""
+    pid = scene.box.daemon.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        time.sleep(chance.uniform(2, 6))
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def memory(scene: Scene, chance: random.Random) -> None:
+    with scene.box.changed("memory = 95", "memory = 1"):
         time.sleep(chance.uniform(3, 6))
 
 
@@ -170,6 +188,11 @@ def database_cut(scene: Scene, _: random.Random) -> None:
 def database_locked(scene: Scene, chance: random.Random) -> None:
     with scene.database.locked():
         time.sleep(chance.uniform(2, 6))
+
+
+def database_full(scene: Scene, chance: random.Random) -> None:
+    with scene.cluster.full():
+        time.sleep(chance.uniform(2, 10))
 
 
 # The networks on both sides
@@ -247,18 +270,23 @@ FAULTS: Final = (
     Fault("stop", "the daemon is stopped in order, and started within 5 s", stop, AWAKE),
     Fault("reboot", "the machine is rebooted in order", reboot, REBOOT),
     Fault("power-cut", "it loses its power, and boots again", power_cut, replace(REBOOT, idle=True)),
+    Fault("take-over", "it loses its power, and another one has its place by --take-over",
+          partial(power_cut, another=True), replace(REBOOT, idle=True)),
     Fault("clock", "it is rebooted, and its clock is an hour early or late, and set right later", clock, REBOOT),
     Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over,
           Cost(no_echo=True), 2),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
+    Fault("no-descriptors", "the daemon may have three of them for 2 to 6 s, and has them", no_descriptors),
+    Fault("memory", "SIGHUP: 1 % of the memory is to be enough, for some seconds", memory),
     Fault("api-killed", "SIGKILL of the API's process", api_killed),
     Fault("drain", "roost drain; another instance has its place by --take-over", drain, SILENT, 0.5),
     Fault("rival", "a second daemon wants the database", rival),
     Fault("database-away", "PostgreSQL crashes, and is back after 2 to 10 s", database_away),
     Fault("database-cut", "every connection to PostgreSQL is ended", database_cut),
     Fault("database-locked", "another client of PostgreSQL locks the table of sleepers for 2 to 6 s", database_locked),
+    Fault("database-full", "the disk of PostgreSQL's tables has no room for 2 to 10 s", database_full),
     Fault("server-killed", "SIGKILL of the server of most services, back within 3 s", server_killed("plain"),
           Cost(linked="plain", resets=True)),
     Fault("session-server-killed", "the same of the server of persistent sessions: all of them end",

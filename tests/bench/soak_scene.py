@@ -26,6 +26,7 @@ from appliance.lab.groups import PER_PROCESS
 from appliance.lab.processes import python_environment
 from appliance.lab.service_manager import ServiceManager
 from appliance.lab.simulator import ClientState, Simulator, Unfinished
+from appliance.peers.habits import GIVEN_UP
 from tests.bench.direct import WAN
 from tests.databases import OPTIONS, Cluster, Postgres
 from tests.lab.echo import Echo
@@ -35,7 +36,14 @@ from tests.reboot import age_all, in_quarantine, quarantined, quarantines
 ATTACH_PORT: Final = 3128
 FLEET_PORT: Final = 8000
 KEEPIDLE_S, KEEPINTVL_S = 20, 5
-POSTGRES: Final = OPTIONS | {"shared_buffers": "128MB", "autovacuum": "on", "max_wal_size": "1GB"}
+POSTGRES: Final = OPTIONS | {
+    "shared_buffers": "128MB",
+    "autovacuum": "on",
+    "max_wal_size": "1GB",
+    "default_tablespace": "small",
+}
+DISK: Final = "8g"
+"""In memory, of PostgreSQL's tables; it takes as much as they do."""
 LOAD: Final = 0.85
 """Of the appliance's tables when all are there."""
 UP_S: Final = 120.0
@@ -125,18 +133,21 @@ class Box:
         self.daemon: DaemonHandle = self.lab.daemon(self.config, start=False)
         self.manager = self._stack.enter_context(ServiceManager(self.daemon, directory))
 
-    def start(self, under: Sequence[str] = ()) -> None:
-        """under: a program that runs it, with its arguments."""
-        self.manager.start(UP_S, under=under)
+    def start(self, options: Sequence[str] = (), under: Sequence[str] = ()) -> None:
+        """options: of `roost up`. under: a program that runs it, with its arguments."""
+        self.manager.start(UP_S, options, under)
 
-    def boot(self, database: Postgres, under: Sequence[str] = ()) -> None:
+    def boot(self, database: Postgres, another: bool = False, under: Sequence[str] = ()) -> None:
         """The machine is on again: of the daemon that ended there is nothing but its database. All have been put back
-        when it returns."""
+        when it returns. another: another machine has its place."""
+        dead = self.daemon
+        if another:
+            self._take_up()
         if status := quarantined(self.lab, self.daemon):
             raise RuntimeError(f"roost up --quarantine: exit status {status}")
-        self.daemon.unpin()
+        dead.unpin()
         age_all(database)
-        self.start(under=under)
+        self.start(["--take-over"] if another else [], under)
         wait_until(lambda: not in_quarantine(self.lab), UP_S, "all rows are put back", 0.1)
 
     def restart(self) -> None:
@@ -325,7 +336,7 @@ class Scene:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.cluster = Cluster(POSTGRES)
+            self.cluster = Cluster(POSTGRES, DISK)
             stack.callback(self.cluster.close)
             self.database = Postgres(self.cluster)
             self.clock = WrongClock(Path(stack.enter_context(tempfile.TemporaryDirectory())))
@@ -368,7 +379,7 @@ class Scene:
             "network": {"interfaces": [WAN, self.simulator.box_interface]},
             "router": {"lan": ["lan0"], "fail": "closed"},  # or some pass by the appliance after a kill
             "table": {"ipv4": slots, "ipv6": 100, "idle": self.clients + 50_000},
-            "pressure": {"descriptors": 95},
+            "pressure": {"descriptors": 95, "memory": 95},
             "attach": {"listen": [endpoint(lab.address("box", "lan0"), ATTACH_PORT)]},
             "api": {"listen": [endpoint(lab.address("box", "lan0"), 8443)], "user": "nobody", "plain": True},
             "service": services,
@@ -407,18 +418,19 @@ class Scene:
     # What leaves the appliance towards the clients
 
     def _watch_resets(self) -> None:
-        self.lab.nft("wan", """
-            table inet soak {
-                counter resets { }
-                chain heard {
+        self.lab.nft("wan", f"""
+            table inet soak {{
+                counter resets {{ }}
+                chain heard {{
                     type filter hook input priority raw; policy accept;
-                    tcp flags & rst == rst counter name resets
-                }
-            }
+                    tcp flags & rst == rst socket mark != {GIVEN_UP} counter name resets
+                }}
+            }}
         """)  # fmt: skip
 
     def resets(self) -> int:
-        """RSTs that real clients have heard."""
+        """RSTs that real clients have heard; not those for a client that had given up its connection, and whose last
+        words are sent again for minutes, by when there may be no connection any more."""
         told = self.lab.nft("wan", "list counter inet soak resets")
         found = re.search(r"packets (\d+)", told)
         if found is None:
