@@ -225,6 +225,7 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
 struct taken {
     struct roost_taking taking;
     bool probed; /* a keep-alive was held: it is answered from the record */
+    struct roost_segment probe;
 };
 
 /* Of one turn: connections, and the legs of each one after the other. */
@@ -304,10 +305,14 @@ static void give_back(struct roost_engine *e, struct roost_conn *c) {
 static bool wanted(const struct roost_conn *c, struct taken *client, struct taken *server) {
     for (const struct roost_held *h = c->held; h; h = h->next) {
         struct taken *leg = h->server ? server : client;
-        enum roost_verdict verdict = roost_judge_held(h, &leg->taking.ka);
-        leg->probed |= verdict == ROOST_V_ANSWER;
+        struct roost_segment segment;
+        enum roost_verdict verdict = roost_judge_held(h, &leg->taking.ka, &segment);
         if (verdict == ROOST_V_WAKE)
             return true;
+        if (verdict == ROOST_V_ANSWER) {
+            leg->probed = true;
+            leg->probe = segment;
+        }
     }
     return false;
 }
@@ -352,9 +357,9 @@ static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct ta
     }
     publish(e, c, c->slot, client, index, c->server_slot ? ROOST_F_PAIRED : 0);
     if (client->probed)
-        roost_answer_probe(e, &c->key, &client->taking.ka);
+        roost_answer_probe(e, &c->key, c->slot, &client->probe);
     if (server->probed)
-        roost_answer_probe(e, &c->server_key, &server->taking.ka);
+        roost_answer_probe(e, &c->server_key, c->server_slot, &server->probe);
 }
 
 static void spend(struct batch *b, struct roost_leg *leg, const struct roost_key *key, bool server) {

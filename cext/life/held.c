@@ -75,20 +75,23 @@ void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c) {
     roost_datapath_retract_probe(&e->path, &c->key);
 }
 
-void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *ka,
+                        const struct roost_segment *probe) {
     uint8_t packet[ROOST_PROBE_MAX];
+    if (probe && probe->has_ts && (!ka->ts_recent || (int32_t)(probe->tsval - ka->ts_recent) > 0))
+        ka->ts_recent = probe->tsval;
     size_t length = roost_segment_ack(key, ka, roost_coarse_ms(), ka->snd_nxt, packet);
     e->stat[roost_datapath_send(&e->path, packet, length) ? ROOST_E_ANSWERS : ROOST_E_PROBE_LOST]++;
 }
 
-enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {
-    struct roost_segment segment;
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka,
+                                    struct roost_segment *segment) {
     struct roost_ka idle = *ka;
     idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
     if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
-        !roost_segment_parse(h->data, h->length, h->l3, &segment))
+        !roost_segment_parse(h->data, h->length, h->l3, segment))
         return ROOST_V_DROP;
-    return roost_judge(&idle, &segment);
+    return roost_judge(&idle, segment);
 }
 
 void roost_drain(struct roost_engine *e) {

@@ -107,11 +107,14 @@ void roost_drop_held(struct roost_conn *c);
 void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count);
 void roost_stray(struct roost_engine *e, const struct roost_frame *f); /* to the stack, at the end of the thaws */
 void roost_strays_turn(struct roost_engine *e);
-/* Whether a held frame would wake a leg with this record. */
-enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
+/* Whether a held frame would wake a leg with this record; the segment that it is. */
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka,
+                                    struct roost_segment *segment);
 /* The slot of a connection that wakes holds packets from now on, and no probe goes out for it any more. */
 void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c);
-void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
+/* probe: it is acceptable, and its timestamp is echoed; NULL: it is not. */
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *ka,
+                        const struct roost_segment *probe);
 void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
 
 /* thaw.c */

@@ -13,6 +13,7 @@
 /* A frame that met a freeze. Only a genuine one ends the freeze at once; others can be forged. */
 static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
     struct roost_ka now;
+    struct roost_segment segment;
     roost_hold(e, c, f, server);
     if (!c->held || c->waking)
         return;
@@ -20,13 +21,13 @@ static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const stru
     while (newest->next)
         newest = newest->next;
     if (!roost_repair_peek(newest->server ? c->server.fd : c->client.fd, &now) &&
-        roost_judge_held(newest, &now) == ROOST_V_WAKE)
+        roost_judge_held(newest, &now, &segment) == ROOST_V_WAKE)
         roost_wake_queue(e, c);
 }
 
 /* A frame of an inactive connection that was held because the slot was being moved just then: judged again now that it
  * has been. */
-static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const struct roost_ka *slot, bool *speaks) {
+static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, struct roost_ka *slot, bool *speaks) {
     struct roost_segment segment;
     *speaks = false;
     if (f->why == ROOST_WHY_GUARD)
@@ -43,12 +44,12 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
         *speaks = segment.payload && !(segment.flags & ROOST_RST);
         return true;
     case ROOST_V_ANSWER:
-        roost_answer_probe(e, &f->key, slot);
+        roost_answer_probe(e, &f->key, slot, &segment);
         return false;
     case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot (it does so once for each that comes back), or no
                              * way for the answer */
         if (f->why == ROOST_WHY_CANDIDATE || f->why == ROOST_WHY_ANSWER)
-            roost_answer_probe(e, &f->key, slot);
+            roost_answer_probe(e, &f->key, slot, NULL);
         return false;
     default:
         return false;

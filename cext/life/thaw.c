@@ -343,8 +343,7 @@ static void find_leg(struct roost_engine *e, const struct roost_key *key, struct
 static bool is_reset(const struct roost_conn *c) {
     struct roost_segment segment;
     for (const struct roost_held *h = c->held; h; h = h->next) {
-        if (!h->server && roost_judge_held(h, c->slot) == ROOST_V_WAKE &&
-            roost_segment_parse(h->data, h->length, h->l3, &segment) && segment.flags & ROOST_RST)
+        if (!h->server && roost_judge_held(h, c->slot, &segment) == ROOST_V_WAKE && segment.flags & ROOST_RST)
             return true;
     }
     return false;

@@ -298,7 +298,6 @@ def run(minutes: float = 45.0, clients: int = 50_000, simulated: int = 1_000_000
     report.add("keepalives", beats.answered, "keep-alives")
     report.add("keepalives_again", beats.again, "frames")
     report.add("simulated_woken", beats.spoke, "clients")
-    report.add("without_echo", checks.without_echo, "frames")
     report.add("left_behind", soak.left_behind, "connections")
     report.add("transitions", transitions, "transitions")
     report.add("most_awake", checks.most_awake, "connections")

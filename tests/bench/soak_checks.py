@@ -20,8 +20,6 @@ OTHER_DESCRIPTORS: Final = 400
 DESCRIPTORS_EACH: Final = 2
 SILENCE_S: Final = KEEPIDLE_S + 2 * KEEPINTVL_S
 """Without an ACK for so long, a client has sent a probe at least once more in vain."""
-ECHO_S: Final = 60.0
-"""After a fault that costs echoes of timestamps, a client that spoke meanwhile has said something again by then."""
 CORRUPT: Final = ("wrong answer", "answer to nothing")
 SHOWN: Final = 5
 """Findings of one kind that are described one by one, each time."""
@@ -116,7 +114,6 @@ class Checks:
     resets_of_faults: int = 0
     unanswered_keepalives: int = 0
     illegal_transitions: int = 0
-    without_echo: int = 0
     longest_ms: int = 0
     most_awake: int = 0
     states: Counter[str] = field(default_factory=Counter)
@@ -226,10 +223,7 @@ class Checks:
         offences = self.scene.simulator.offences()
         for kind, number in offences.items():
             more = number - self._offences.get(kind, 0)
-            if kind == "zero_tsecr" and any(window.cost.no_echo and window.ended > time.monotonic() - ECHO_S
-                                            for window in self.windows):  # fmt: skip
-                self.without_echo += more
-            elif more:
+            if more:
                 first = next(one for one in self.scene.simulator.first_offences() if one.kind == kind)
                 self.find(f"1: {more:,} frames to simulated clients were wrong: {kind}; the first was for client "
                           f"{first.client}: {first.frame.hex()}")  # fmt: skip

@@ -40,9 +40,6 @@ class Cost:
     """Keep-alives may be unanswered while it lasts."""
     resets: bool = False
     """RSTs may come of it."""
-    no_echo: bool = False
-    """ACKs may leave that echo no timestamp (TSecr 0): the kernel cannot be told the last one of the client's, and a
-    socket that was handed over learns it from the client's next segment. Hosts take no round trip from such an ACK."""
 
 
 NOTHING: Final = Cost()
@@ -273,8 +270,7 @@ FAULTS: Final = (
     Fault("take-over", "it loses its power, and another one has its place by --take-over",
           partial(power_cut, another=True), replace(REBOOT, idle=True)),
     Fault("clock", "it is rebooted, and its clock is an hour early or late, and set right later", clock, REBOOT),
-    Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over,
-          Cost(no_echo=True), 2),
+    Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over, share=2),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
