@@ -207,22 +207,15 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
             rows = []
     # Who was in IDLE when the predecessor began has no row of the history there.
     for row in store.rows_numbered([number for number in unnamed if _holds(asleep, number)]):
-        if _last_state(store, row.id, last) is State.IDLE:
+        if store.last_state(row.id, last) == State.IDLE:
             rows.append(history_row(row.id, row.key, row.service, State.IDLE, State.SLEEP))
             written += 1
     for number, (of, service) in lost.items():  # CLOSED there, or in a run before that one
-        before = _last_state(store, number, last) or State.SLEEP
-        steps = _steps(before, State.CLOSED)
+        steps = _steps(State(store.last_state(number, last) or State.SLEEP), State.CLOSED)
         rows += [history_row(number, of, service, a, b) for a, b in steps]
         written += len(steps)
     store.add(rows, first=True)
     return written
-
-
-def _last_state(store: Store, number: int, last: int) -> State | None:
-    """By the history as far as this row; None: it does not know the connection."""
-    known = [State(row["to"]) for row in store.history_of(number) if row["seq"] <= last]
-    return known[-1] if known else None
 
 
 def _holds(ids: array[int], number: int) -> bool:

@@ -137,6 +137,19 @@ class Latest(Reader):
         with self._reading() as connection:
             yield from self._history.last_states(connection, first, last)
 
+    def last_state(self, number: int, last: int) -> int | None:
+        """Of a connection, by what is written of the history as far as this row; None: it is not known there. What is
+        still to be written is not waited for."""
+        for limit in (1, 100):  # there are later rows where Store.hold_history had to be given up
+            with self._wake:
+                seen = self._history.see(number, limit)
+            with self._reading() as connection:
+                found = self._history.rows(connection, seen, number, limit)
+            for row in found:
+                if row["seq"] <= last:
+                    return int(row["to"])
+        return None
+
     def put_last(self) -> list[int]:
         """starting.put_last: what half a second of going to sleep is, for which rows of the history wait."""
         with self._reading() as connection:

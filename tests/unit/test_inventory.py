@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -318,6 +319,27 @@ def test_a_sleeper_whose_end_was_written_and_whose_row_was_left_ends_once(still:
     assert catch_up(still.store, found, first, last) == 1
     until(lambda: still.store.status.written_history == 3)
     assert still.history()[2:] == [(2, "SLEEP", "CLOSED", "restore")]
+
+
+def test_what_a_predecessor_lacked_waits_for_nothing_that_is_held(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for each that was lost, while a row without a number waits, which is held."""
+    step = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0, NO_ENDS)
+    still.store.add([step])
+    until(lambda: still.store.status.written_history == 1)
+    still.store.begin_run()
+    put_row(still, 1)
+    still.store.hold_history()
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    unnumbered = HISTORY.pack(0, 5, key(2).pack(), 1, State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA, 0, 0, 0, NO_ENDS)
+    still.store.add([unnumbered])
+    flushed = Mock(return_value=False)
+    monkeypatch.setattr(still.store, "flush", flushed)
+    assert catch_up(still.store, found, first, last) == 1
+    assert not flushed.called
+    still.store.release_history()
+    until(lambda: still.store.status.written_history == 3)
+    assert still.history()[1] == (1, "SLEEP", "CLOSED", "restore")
 
 
 def test_what_a_predecessor_lacked_stands_before_what_came_meanwhile(still: Rig) -> None:
