@@ -21,6 +21,10 @@ log = logging.getLogger("roost.daemon")
 FREEZE_S: Final = 8.0
 """How long SIGTERM waits for connections with bytes in flight to become quiet enough to be frozen."""
 
+STILL_MOVES_S: Final = 1
+"""So long after its last byte a connection is left alone where there is time: half a request may have come, whose end
+would begin another link when the client is awake again."""
+
 MACHINE_S: Final = 60.0
 """How long the end of a machine waits for rows; the service manager kills what takes 90 s (roost.service)."""
 
@@ -88,8 +92,8 @@ def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: C
     """Take every awake connection out of the kernel, as far as the time allows; close the others. services: of these
     alone."""
 
-    def meant() -> list[int]:
-        awake = engine.list(Sought(states=tuple(AWAKE)))
+    def meant(quiet_s: int = 0) -> list[int]:
+        awake = engine.list(Sought(states=tuple(AWAKE), quiet_s=quiet_s))
         return [event.id for event in awake if services is None or event.service in services]
 
     deadline = time.monotonic() + within_s
@@ -99,7 +103,9 @@ def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: C
         left = len(awake)
         if not left or time.monotonic() > deadline or end.reason:
             break
-        for start in range(0, left, BATCH):
+        if time.monotonic() < deadline - within_s / 4:
+            awake = meant(STILL_MOVES_S)
+        for start in range(0, len(awake), BATCH):
             engine.submit([Command(op=Op.IDLE, cause=Cause.SHUTDOWN, id=one) for one in awake[start : start + BATCH]])
         # Those with bytes in flight are refused and asked again; the pause also keeps freezes in large batches.
         pause = time.monotonic() + 0.5

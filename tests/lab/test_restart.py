@@ -161,3 +161,22 @@ def test_sigterm_freezes_what_it_can_and_leaves_it_asleep() -> None:
         assert states(daemon) == {"IDLE": 50}
         assert swarm.say(50).answered == 50
         assert swarm.stats().dead == {}
+
+
+def test_sigterm_does_not_cut_a_request_in_two() -> None:
+    """The rest would begin another link when the client is awake again."""
+    with Lab(clients=1) as lab:
+        lab.server(8000)
+        daemon = lab.daemon(lab.config())
+        with lab.enter("wan"):
+            client = socket.create_connection((lab.address("box", "wan0"), 8000), timeout=20)
+        with client:
+            client.sendall(b"ECHO it ")
+            wait_until(lambda: states(daemon) == {"ACTIVE": 1}, 5, "it is linked")
+            daemon.process.popen.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            client.sendall(b"is whole\n")
+            assert receive(client, 17) == b"ECHO it is whole\n"
+            assert daemon.process.wait() == 0
+            daemon.start()
+            assert states(daemon) == {"IDLE": 1}
