@@ -39,6 +39,8 @@ _GREETING_S = 15.0
 GIVEN_UP = 1
 _AGAIN_S = 1.0
 """Between two attempts to replace clients, and two looks for answers that are overdue."""
+_REPLACED_S = 0.1
+"""From when clients leave until others take their places."""
 
 
 class Joining(Connecting):
@@ -96,6 +98,7 @@ class Habits(Swarm):
             self.forget(fd)
             mark(fd, GIVEN_UP)
             os.close(fd)
+        self.next_join = time.monotonic() + _REPLACED_S  # not in step with who lets them leave
         self.loop.reply(command, left=len(leaving))
 
     def do_brief(self, command: Command) -> None:
