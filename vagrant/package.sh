@@ -21,7 +21,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 root=$work/root
-"$checkout/vagrant/install.sh" --root "$root" --report "$work/report.json"
+"$checkout/vagrant/install.sh" --root "$root" --report "$work/report.json" >&2 # apt tells of its packages
 chmod 755 "$root"
 
 version=$(PYTHONPATH=$root/usr/lib/roost /usr/bin/python3 -P -c 'from appliance import __version__; print(__version__)')
