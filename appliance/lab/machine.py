@@ -8,25 +8,27 @@ In the namespace "box" a bridge joins the end of each link with a tap device of 
 addresses and the MAC address that the end had, so that its neighbours notice no difference. It is steered by ssh, from
 the lab's server. Its disk outlives it: it can be rebooted, or lose its power and be booted again.
 
-Hardware runs it where /dev/kvm is Intel's or AMD's own; elsewhere qemu emulates it, some ten times slower.
+Hardware runs it where /dev/kvm is Intel's or AMD's own; elsewhere qemu emulates it, some ten times slower. It has the
+processor that its programs are for: an arm64 Debian is always emulated.
 """
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from appliance.lab.daemon import toml
 from appliance.lab.lab import Lab
 from appliance.lab.processes import Process
 from appliance.lab.topology import take_ends
 
-NEEDS: Final = ("qemu-system-x86_64", "mkfs.ext4", "ssh", "ssh-keygen", "debootstrap")
+NEEDS: Final = ("mkfs.ext4", "ssh", "ssh-keygen", "debootstrap")
 DISK_BYTES: Final = 4 << 30  # at most; the file is sparse
 MEMORY_MB: Final = 1536
 PROCESSORS: Final = 2
@@ -34,6 +36,23 @@ QUEUES: Final = 2 * PROCESSORS  # XDP on virtio_net wants a queue of its own for
 NO_MERGING: Final = "guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off"  # no native XDP with it
 BOOT_S: Final = 300.0
 LINES_SHOWN: Final = 20
+
+
+class _Kind(NamedTuple):
+    """Of a machine, by its processor."""
+
+    name: str  # of qemu and uname
+    package: str  # Debian's, of its qemu
+    board: Sequence[str]
+    tty: str
+
+
+_KINDS: Final = {
+    0x3E: _Kind("x86_64", "qemu-system-x86", ("-cpu", "max"), "ttyS0"),
+    0xB7: _Kind("aarch64", "qemu-system-arm", ("-M", "virt", "-cpu", "neoverse-n1"), "ttyAMA0"),
+}
+"""By e_machine of their ELF files."""
+_E_MACHINE: Final = slice(18, 20)
 
 _NETWORK: Final = """[Network]
 IPv6AcceptRA=no
@@ -48,8 +67,8 @@ class MachineError(Exception):
 
 
 def missing() -> list[str]:
-    """Programs that a machine needs and that are not here."""
-    return [name for name in NEEDS if shutil.which(name) is None]
+    """Programs that a machine of this one's processor needs and that are not here."""
+    return [name for name in (f"qemu-system-{platform.machine()}", *NEEDS) if shutil.which(name) is None]
 
 
 class Machine:
@@ -61,6 +80,10 @@ class Machine:
         self._disk = lab.workspace / "machine.img"
         self._key = lab.workspace / "machine.key"
         self._kernel, self._initrd = root / "vmlinuz", root / "initrd.img"
+        self._kind = _KINDS[int.from_bytes((root / "usr/bin/true").read_bytes()[_E_MACHINE], "little")]
+        if shutil.which(f"qemu-system-{self._kind.name}") is None:
+            raise MachineError(f"{root} is of {self._kind.name}, which this machine cannot emulate: "
+                               f"apt-get install {self._kind.package}")  # fmt: skip
         self.console = lab.workspace / "machine.log"
         self._process: Process | None = None
         self._ends = take_ends(lab.space("box"))
@@ -106,7 +129,8 @@ class Machine:
     def power_on(self, ahead_s: int = 0) -> float:
         """Seconds until it lets ssh in. ahead_s: of the battery clock, ahead of the right time."""
         began = time.monotonic()
-        hardware = any(Path("/sys/module", name).exists() for name in ("kvm_intel", "kvm_amd"))
+        kind = self._kind
+        hardware = kind.name == "x86_64" and any(Path("/sys/module", one).exists() for one in ("kvm_intel", "kvm_amd"))
         cards = []
         for number, end in enumerate(self._ends):
             tap = f"tap,id=n{number},ifname={end.tap},queues={QUEUES},script=no,downscript=no"
@@ -114,11 +138,11 @@ class Machine:
             cards += ["-netdev", tap, "-device", card]
         with self.console.open("ab") as console:
             self._process = self._lab.run("box", [
-                "qemu-system-x86_64", "-nodefaults", "-nographic", "-serial", "stdio", "-smp", str(PROCESSORS),
+                f"qemu-system-{kind.name}", "-nodefaults", "-nographic", "-serial", "stdio", "-smp", str(PROCESSORS),
                 "-m", str(MEMORY_MB), "-kernel", str(self._kernel), "-initrd", str(self._initrd),
-                *(["-accel", "kvm", "-cpu", "host"] if hardware else ["-accel", "tcg,thread=multi", "-cpu", "max"]),
+                *(["-accel", "kvm", "-cpu", "host"] if hardware else ["-accel", "tcg,thread=multi", *kind.board]),
                 "-rtc", f"base={datetime.fromtimestamp(time.time() + ahead_s, UTC):%Y-%m-%dT%H:%M:%S}",
-                "-append", "root=/dev/vda rw console=ttyS0 panic=5 systemd.mask=serial-getty@ttyS0.service",
+                "-append", f"root=/dev/vda rw console={kind.tty} panic=5 systemd.mask=serial-getty@{kind.tty}.service",
                 "-drive", f"file={self._disk},if=virtio,format=raw,cache=unsafe", *cards,
             ], stdin=subprocess.DEVNULL, stdout=console, stderr=console)  # fmt: skip
         self.wait_up()
