@@ -9,14 +9,23 @@
 #include "life.h"
 
 #define AT_ONCE 64                              /* while the lock is held */
+#define AHEAD_MAX_S 86400                       /* more is a silence of days, of which a row has no more bits */
 #define KA_OF_ROW (sizeof(struct roost_ka) + 4) /* control/store/schema.py: KA_BYTES */
+
+/* As the slot has it: no probe of ours is under way. Not later than now, or it would be taken for a silence of days, and probed
+ * at once: a clock that is behind since the reboot says so of those that were heard just before. */
+static uint32_t heard_of_row(const struct roost_engine *e, uint32_t heard) {
+    const uint32_t now_s = (uint32_t)(e->now_ms / 1000);
+    const uint32_t ahead_s = (((heard >> ROOST_HEARD_SHIFT) - now_s) << ROOST_HEARD_SHIFT) >> ROOST_HEARD_SHIFT;
+    return ahead_s && ahead_s <= AHEAD_MAX_S ? ROOST_HEARD(now_s, 0, 0) : heard & ~0xfu;
+}
 
 /* A slot out of a record, IDLE; NULL: no room. */
 static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_record *record, uint16_t class) {
     struct roost_ka ka = record->ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_IDLE;
     ka.class = class;
-    ka.heard &= ~0xfu; /* no probe of ours is under way */
+    ka.heard = heard_of_row(e, ka.heard);
     ka.rest = roost_table_rest_alloc(&e->table, false);
     if (ka.rest == ROOST_NO_REST)
         return NULL;
@@ -51,7 +60,7 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.class = roost_class_for(e, &record->key, record->service);
     ka.rest = ROOST_ROW_OF(record->ka.rest);
-    ka.heard &= ~0xfu;
+    ka.heard = heard_of_row(e, ka.heard);
     return roost_table_insert(&e->table, &record->key, &ka, record->service);
 }
 

@@ -29,9 +29,9 @@ def row(box: EngineLab, number: int, where: int = 0, flags: int = 0, by_key: boo
     return Record(Key.of(client, 2000, host, port).pack(), ka, REST.pack(number, 0, 65535, 65535, 0, 1460, 0, 0, 0))
 
 
-def put_back(box: EngineLab, rows: list[Record]) -> tuple[int, bytes]:
+def put_back(box: EngineLab, rows: list[Record], far_ms: int = FAR_MS) -> tuple[int, bytes]:
     return box.engine.put_back(b"".join(one.key_raw for one in rows), b"".join(one.ka for one in rows),
-                               array("Q", (one.id for one in rows)), FAR_MS, TIMESTAMPS_MS)  # fmt: skip
+                               array("Q", (one.id for one in rows)), far_ms, TIMESTAMPS_MS)  # fmt: skip
 
 
 def test_they_are_in_the_table_on_this_boots_clock(box: EngineLab) -> None:
@@ -45,6 +45,18 @@ def test_they_are_in_the_table_on_this_boots_clock(box: EngineLab) -> None:
         assert event.to_state == State.SLEEP
         assert (event.record.ts_offset, event.record.heard_s) == (expected.ts_offset, expected.heard_s)
         assert event.reference == LOW_BITS | one.id
+
+
+def test_who_was_heard_by_a_clock_that_was_ahead_has_not_been_silent_for_days(box: EngineLab) -> None:
+    """By one that is an hour behind since the reboot, that is; all of them would be probed at once."""
+    rows = [row(box, 1), row(box, 2)]
+    put_back(box, rows[:1], 3_600_000)
+    put_back(box, rows[1:], -60_000 - 86_000_000)
+    ahead, behind = (box.engine.find(one.key) for one in rows)
+    assert ahead is not None
+    assert ahead.record.silence_s < 60
+    assert behind is not None
+    assert 86_000 <= behind.record.silence_s < 86_060
 
 
 def test_what_cannot_go_back_this_way_is_told_apart(box: EngineLab) -> None:
