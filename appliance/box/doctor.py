@@ -36,6 +36,9 @@ LAB_DESCRIPTORS = 4096
 LAB_CONNTRACK = 65536
 """The demo's 25,000 clients, their closing connections and a second lab beside it."""
 
+DEBIANS_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""Of processors."""
+
 # include/uapi/linux/capability.h
 CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW = 10, 12, 13
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
@@ -80,11 +83,11 @@ def kernel_release(release: str) -> tuple[int, int]:
 
 def check_kernel() -> Iterator[Outcome]:
     """Version and features; each feature is tried, not looked up."""
-    newer = "Boot a newer kernel: Debian 12's 6.1 has all of it (apt-get install linux-image-amd64)."
-    release = platform.release()
+    release, processor = platform.release(), platform.machine()
+    package = f"linux-image-{DEBIANS_NAMES.get(processor, processor)}"
+    newer = f"Boot a newer kernel: Debian 12's 6.1 has all of it (apt-get install {package})."
     old = None if kernel_release(release) >= MINIMUM_KERNEL else f"Linux {release} is older than 6.1"
     yield outcome("kernel", "Linux 6.1 or newer", Need.REQUIRED, old, newer, release)
-    processor = platform.machine()
     unknown = None if processor in kernel_probe.SYSCALLS else processor
     only = f"Roost is built for {' and '.join(kernel_probe.SYSCALLS)} only."
     yield outcome("kernel", "processor", Need.REQUIRED, unknown, only, processor)

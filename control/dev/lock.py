@@ -5,7 +5,7 @@
     python -m control.dev.lock --write    asks the package index for all hashes, and writes them anew
 
 Lines and comments stay where they are: a package is added as a line NAME==VERSION in the part that it belongs to. Files
-that may be used: wheels for the CPythons and processors below, and the source where there is no such wheel.
+that may be used: wheels for the CPythons and processors below, and the source where there is none for one of these.
 
 A new line without hashes is refused by ./roost, so --write runs with what a checkout has already: Python's own library,
 and `packaging` and pip, which every environment has.
@@ -18,7 +18,7 @@ import re
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import requires
 from pathlib import Path
@@ -138,31 +138,35 @@ def faults(root: Path) -> list[str]:
 # Hashes, as the package index says them
 
 
-def usable_tags() -> frozenset[Tag]:
-    found: set[Tag] = set()
+def usable_tags() -> list[frozenset[Tag]]:
+    """Of each CPython on each processor."""
+    found = []
     for processor in PROCESSORS:
         named = [f"manylinux{name}_{processor}" for name in ("2014", "2010", "1")]
         platforms = [*(f"manylinux_2_{minor}_{processor}" for minor in range(GLIBC, 4, -1)), *named]
         for python in PYTHONS:
-            found.update(cpython_tags(python, platforms=platforms))
-            found.update(compatible_tags(python, f"cp{python[0]}{python[1]}", platforms))
-    return frozenset(found)
+            tags = compatible_tags(python, f"cp{python[0]}{python[1]}", platforms)
+            found.append(frozenset([*cpython_tags(python, platforms=platforms), *tags]))
+    return found
 
 
-def usable(files: Iterable[dict[str, Any]], version: Version, tags: frozenset[Tag]) -> list[str]:
+def usable(files: Iterable[dict[str, Any]], version: Version, tags: Sequence[frozenset[Tag]]) -> list[str]:
     """The hashes of the files of this version that may be used."""
-    wheels, sources = set(), set()
+    wheels, sources = dict[str, frozenset[Tag]](), set[str]()
     for file in files:
         try:
             if file["filename"].endswith(".whl"):
                 _, its, _, offered = parse_wheel_filename(file["filename"])
-                if its == version and not offered.isdisjoint(tags):
-                    wheels.add(file["hashes"]["sha256"])
+                if its == version:
+                    wheels[file["hashes"]["sha256"]] = offered
             elif parse_sdist_filename(file["filename"])[1] == version:
                 sources.add(file["hashes"]["sha256"])
         except (InvalidSdistFilename, InvalidWheelFilename):
             continue  # of another time
-    return sorted(wheels or sources)
+    found = {digest for digest, offered in wheels.items() if any(offered & each for each in tags)}
+    if not all(any(offered & each for offered in wheels.values()) for each in tags):
+        found |= sources
+    return sorted(found)
 
 
 def index() -> str:
@@ -181,7 +185,7 @@ def files_of(name: str, base: str) -> list[dict[str, Any]]:
     return found
 
 
-def pinned(stanza: list[str], base: str, tags: frozenset[Tag]) -> list[str]:
+def pinned(stanza: list[str], base: str, tags: Sequence[frozenset[Tag]]) -> list[str]:
     """The stanza, with its hashes; other lines as they are."""
     pin = _PIN.match(stanza[0])
     if pin is None:

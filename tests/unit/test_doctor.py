@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import platform
 import re
 from pathlib import Path
 
@@ -86,6 +87,17 @@ def test_missing_hides_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_kernel_release_is_read(release: str, version: tuple[int, int]) -> None:
     assert doctor.kernel_release(release) == version
+
+
+@pytest.mark.parametrize(("processor", "package"), [("x86_64", "linux-image-amd64"), ("aarch64", "linux-image-arm64")])
+def test_the_kernel_that_is_advised_is_one_for_this_processor(
+    processor: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: processor)
+    monkeypatch.setattr(platform, "release", lambda: "5.10.0")
+    old = next(doctor.check_kernel())
+    assert not old.present
+    assert f" {package})" in old.fix
 
 
 def test_packages_are_read_without_comments(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ def test_wheels_that_may_be_used_are_taken_and_a_source_only_where_there_is_none
     for other in ("cp310-cp310-manylinux2014_x86_64", "cp313-cp313t-manylinux2014_x86_64", "cp311-cp311-win_amd64",
                   "cp311-cp311-musllinux_1_2_x86_64", "cp311-cp311-manylinux_2_39_x86_64"):  # fmt: skip
         assert chosen(f"a-1.0-{other}.whl", "a-1.0.tar.gz") == ["1"], other
+    ours, theirs = "a-1.0-cp310-abi3-manylinux_2_28_x86_64.whl", "a-1.0-cp310-abi3-manylinux_2_28_aarch64.whl"
+    assert chosen(ours, "a-1.0.tar.gz") == ["0", "1"], "arm64 is to have it, too"
+    assert chosen(ours, theirs, "a-1.0.tar.gz") == ["0", "1"]
 
 
 def test_what_has_no_hash_or_pins_nothing_is_found() -> None:
