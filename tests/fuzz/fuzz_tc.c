@@ -155,7 +155,8 @@ static void from_loopback(uint8_t *frame, size_t length, bool marked) {
         return;
     }
     bool tcp = reference_tuple(frame, length, &t), room = !host.ring_full;
-    if (tcp && host.ring_short && reference_goes_on(frame, &t))
+    struct tuple any; /* a first fragment, too */
+    if (host.ring_short && reference_tuple_of_any(frame, length, &any) && reference_goes_on(frame, &any))
         room = false;
     claim(host.records == (verdict == TC_ACT_SHOT && room), "loopback handed %d frames over", host.records);
     bool plain = tcp && t.l3 == 14 && (!t.v6 || t.l4 == t.l3 + 40);
