@@ -44,6 +44,8 @@ class Inventory:
     """SLEEP in the table, unknown to the store: they cannot be rebuilt."""
     lost: dict[int, tuple[bytes, int]] = field(default_factory=dict)
     """Rows of this boot whose connection is gone, their keys and services by number; forgotten."""
+    woke: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """Likewise, of those in IDLE: they woke since, or never fell asleep."""
     other_boot: int = 0
     """Rows from before a reboot, or of tables that are gone: to be put back into the table."""
     unseen: bool = False
@@ -163,7 +165,8 @@ def _take_odd(found: Inventory, store: Store, boot: str, numbers: array[int], od
             deletes.append((row.key, row.id))
             if state == State.NONE:
                 found.lost[row.id] = row.key, row.service
-            # else it was committed, but SLEEP never became true
+            elif state == State.IDLE:
+                found.woke[row.id] = row.key, row.service
     store.add(deletes=deletes)
     return array("Q", (number for number in numbers if number not in gone)) if gone else numbers
 
@@ -188,34 +191,43 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
     idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
     rows: list[bytes] = []
     written = 0
-    unnamed, lost = set(store.put_last()), dict(found.lost)
+    unnamed, lost, woke = set(store.put_last()), dict(found.lost), dict(found.woke)
     for number, client, service, last_state in store.last_states(first, last):
         unnamed.discard(number)
         lost.pop(number, None)
+        woke.pop(number, None)
         lasts = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
         actual = found.awake.get(number, lasts)
         if actual == last_state:
             continue
         steps = _steps(State(last_state), actual)
-        address = parse_address(client)
-        # The history knows no local address; the row's key is only asked for the client's.
-        key = Key.of(address.host, address.port, "::", 0).pack()
-        rows += [history_row(number, key, service, a, b) for a, b in steps]
+        rows += [history_row(number, _key_of(client), service, a, b) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:
             store.add(rows, first=True)
             rows = []
-    # Who was in IDLE when the predecessor began has no row of the history there.
-    for row in store.rows_numbered([number for number in unnamed if _holds(asleep, number)]):
-        if store.last_state(row.id, last) == State.IDLE:
-            rows.append(history_row(row.id, row.key, row.service, State.IDLE, State.SLEEP))
+    # Who was in IDLE when the predecessor began has no row of the history there, nor who slept then.
+    for number in unnamed:
+        if _holds(asleep, number) and (row := store.row_as_of(number, last)) and row["to"] == State.IDLE:
+            rows.append(history_row(number, _key_of(row["client"]), row["service"], State.IDLE, State.SLEEP))
+            written += 1
+    for number, (of, service) in woke.items():
+        if (row := store.row_as_of(number, last)) and row["to"] == State.SLEEP:
+            rows.append(history_row(number, of, service, State.SLEEP, State.IDLE))
             written += 1
     for number, (of, service) in lost.items():  # CLOSED there, or in a run before that one
-        steps = _steps(State(store.last_state(number, last) or State.SLEEP), State.CLOSED)
+        row = store.row_as_of(number, last)
+        steps = _steps(State(row["to"]) if row else State.SLEEP, State.CLOSED)
         rows += [history_row(number, of, service, a, b) for a, b in steps]
         written += len(steps)
     store.add(rows, first=True)
     return written
+
+
+def _key_of(client: str) -> bytes:
+    """The history knows no local address, and of a row's key only the client's is asked for."""
+    address = parse_address(client)
+    return Key.of(address.host, address.port, "::", 0).pack()
 
 
 def _holds(ids: array[int], number: int) -> bool:

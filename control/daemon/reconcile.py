@@ -101,7 +101,8 @@ class Reconciler:
             self._close_lost()
             try:
                 first, last = self._span
-                if (last or self._found.lost) and (missing := catch_up(self._store, self._found, first, last)):
+                known = last or self._found.lost or self._found.woke
+                if known and (missing := catch_up(self._store, self._found, first, last)):
                     log.warning("history: added %d transitions that the last daemon could not write", missing)
             finally:
                 self._store.release_history()

@@ -137,8 +137,8 @@ class Latest(Reader):
         with self._reading() as connection:
             yield from self._history.last_states(connection, first, last)
 
-    def last_state(self, number: int, last: int) -> int | None:
-        """Of a connection, by what is written of the history as far as this row; None: it is not known there. What is
+    def row_as_of(self, number: int, last: int) -> dict[str, Any] | None:
+        """Of a connection, of what is written of the history as far as this row; None: it is not known there. What is
         still to be written is not waited for."""
         for limit in (1, 100):  # there are later rows where Store.hold_history had to be given up
             with self._wake:
@@ -147,7 +147,7 @@ class Latest(Reader):
                 found = self._history.rows(connection, seen, number, limit)
             for row in found:
                 if row["seq"] <= last:
-                    return int(row["to"])
+                    return row
         return None
 
     def put_last(self) -> list[int]:

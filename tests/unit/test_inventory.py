@@ -49,6 +49,11 @@ def put_row(rig: Rig, number: int) -> Key:
     return k
 
 
+def forget_row(rig: Rig, number: int) -> None:
+    rig.store.add(deletes=[(key(number).pack(), number)])
+    until(lambda: not rig.store.sleeping_by_id(number))
+
+
 def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: Rig) -> None:
     still.engine.add(put_row(still, 1), 1, State.SLEEP)  # good
     put_row(still, 2)  # its slot is gone
@@ -304,6 +309,39 @@ def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_
     until(lambda: still.store.status.written_history == 5)
     assert still.history()[3:] == [(1, "IDLE", "SLEEP", "restore"), (3, "IDLE", "CLOSED", "restore")]
     assert catch_up(still.store, found, *still.store.begin_run()) == 0
+
+
+def test_one_that_has_woken_and_lost_its_row_before_it_is_asked_about_slept_all_the_same(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fell_idle = HISTORY.pack(1, 5, key(1).pack(), 1, State.NONE, State.IDLE, Cause.RESTORE, 0, 0, 0, NO_ENDS)
+    still.store.add([fell_idle])
+    until(lambda: still.store.status.written_history == 1)
+    still.store.begin_run()
+    still.engine.add(put_row(still, 1), 1, State.SLEEP)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    still.store.hold_history()
+    named = still.store.put_last()
+    monkeypatch.setattr(still.store, "put_last", lambda: named)
+    forget_row(still, 1)
+    assert catch_up(still.store, found, first, last) == 1
+    still.store.release_history()
+    until(lambda: still.store.status.written_history == 2)
+    assert still.history()[1] == (1, "IDLE", "SLEEP", "restore")
+
+
+def test_one_that_slept_before_that_run_and_is_idle_now_woke_in_it(still: Rig) -> None:
+    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0, NO_ENDS)
+    still.store.add([slept])
+    until(lambda: still.store.status.written_history == 1)
+    still.store.begin_run()
+    still.engine.add(put_row(still, 1), 1, State.IDLE)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert catch_up(still.store, found, first, last) == 1
+    until(lambda: still.store.status.written_history == 2)
+    assert still.history()[1] == (1, "SLEEP", "IDLE", "restore")
 
 
 def test_a_sleeper_whose_end_was_written_and_whose_row_was_left_ends_once(still: Rig) -> None:
