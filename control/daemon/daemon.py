@@ -269,6 +269,8 @@ class Daemon:
         span = (0, 0) if store.status.error else store.begin_run()
         store.hold_history()  # what this daemon writes comes behind what the last one could not
         store.start()
+        for number in (signal.SIGTERM, signal.SIGINT):  # the engine is to end in good order, since it has what is awake
+            signal.signal(number, lambda *_: self._end.come())
         engine.start()
         self._undo.pop_all()
         self._handover.done()

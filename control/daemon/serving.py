@@ -102,7 +102,7 @@ class Serving:
             loop.add_signal_handler(number, self._on_terminate, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR1, self._on_drain)
-        if self._end.reason:
+        if self._end.reason or self._end.has_come:
             return
         self._watch()
         frontend = self._frontend = make_frontend(self._reach.attaching, self._config.attach)

@@ -3,87 +3,99 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from appliance.lab import DaemonError, Lab, wait_until
+from appliance.lab.daemon import DaemonHandle
 from appliance.lab.service_manager import ServiceManager
 
 CLIENTS, PORT = 20, 8000
 AWAKE = {"active_quiet": "never", "standby_quiet": "never", "idle_quiet": "never"}
 
 
-def test_what_is_awake_goes_on(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def awake(directory: Path) -> Iterator[ServiceManager]:
+    """Clients whose daemon this manager has begun; afterwards all of them are awake, and have lost nothing."""
     with Lab(clients=CLIENTS) as lab:
         lab.server(PORT)
         daemon = lab.daemon(lab.config(PORT, policy=AWAKE), start=False)
-        with ServiceManager(daemon, tmp_path) as manager:
+        with ServiceManager(daemon, directory) as manager:
             manager.start()
             clients = lab.swarm()
             assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
             assert clients.say(CLIENTS).answered == CLIENTS
             before = sorted(row["id"] for row in daemon.connections())
+            yield manager
+            assert sorted(row["id"] for row in daemon.connections()) == before
             assert daemon.status()["connections"]["ACTIVE"] == CLIENTS
-            for _ in range(2):
-                manager.restart()
-                assert sorted(row["id"] for row in daemon.connections()) == before
-                assert daemon.status()["connections"]["ACTIVE"] == CLIENTS
-                assert clients.say(CLIENTS).answered == CLIENTS
+            assert clients.say(CLIENTS).answered == CLIENTS
             assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+
+
+@contextlib.contextmanager
+def starting(manager: ServiceManager, ends: Collection[int]) -> Iterator[None]:
+    """It begins the daemon meanwhile, and then ends it for a restart, with one of these exit statuses."""
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(manager.start)
+        wait_until(lambda: manager.daemon.running, 5, "it is begun")
+        yield
+        assert manager.stop("restart") in ends
+        assert started.exception() is None or isinstance(started.exception(), DaemonError)
+
+
+def test_what_is_awake_goes_on(tmp_path: Path) -> None:
+    with awake(tmp_path) as manager:
+        for _ in range(2):
+            manager.restart()
             manager.hear()
             assert not manager.kept
 
 
 def test_a_daemon_that_does_not_start_loses_nothing(tmp_path: Path) -> None:
-    """Its configuration is not good, twice; meanwhile a bridge moves what is said."""
-    with Lab(clients=CLIENTS) as lab:
-        lab.server(PORT)
-        daemon = lab.daemon(lab.config(PORT, policy=AWAKE), start=False)
-        with ServiceManager(daemon, tmp_path) as manager:
-            manager.start()
-            clients = lab.swarm()
-            assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
-            assert clients.say(CLIENTS).answered == CLIENTS
-            before = sorted(row["id"] for row in daemon.connections())
-            manager.stop("restart")
-            good = daemon.config.read_text()
-            for _ in range(3):
-                daemon.config.write_text("nonsense")
-                with pytest.raises(DaemonError, match="not TOML"):
-                    manager.start(5)
-                manager.hear()
-                assert len(manager.kept) == 1
-            daemon.config.write_text(good)
-            manager.start()
-            assert sorted(row["id"] for row in daemon.connections()) == before
-            assert clients.say(CLIENTS).answered == CLIENTS
-            assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+    """Its configuration is not good, three times; meanwhile a bridge moves what is said."""
+    with awake(tmp_path) as manager:
+        manager.stop("restart")
+        good = manager.daemon.config.read_text()
+        for _ in range(3):
+            manager.daemon.config.write_text("nonsense")
+            with pytest.raises(DaemonError, match="not TOML"):
+                manager.start(5)
+            manager.hear()
+            assert len(manager.kept) == 1
+        manager.daemon.config.write_text(good)
+        manager.start()
 
 
 def test_a_daemon_that_is_ended_while_it_starts_loses_nothing(tmp_path: Path) -> None:
-    """Two restarts in a row, the second one at any moment of the first."""
-    with Lab(clients=CLIENTS) as lab:
-        lab.server(PORT)
-        daemon = lab.daemon(lab.config(PORT, policy=AWAKE), start=False)
-        with ServiceManager(daemon, tmp_path) as manager:
-            manager.start()
-            clients = lab.swarm()
-            assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
-            before = sorted(row["id"] for row in daemon.connections())
-            manager.stop("restart")
-            for after_s in (0.2, 0.5, 0.7, 0.9, 1.1):
-                with ThreadPoolExecutor(1) as pool:
-                    starting = pool.submit(manager.start)
-                    wait_until(lambda: daemon.running, 5, "it is begun")
-                    time.sleep(after_s)
-                    assert daemon.terminate() in (0, -signal.SIGTERM)
-                    assert starting.exception() is None or isinstance(starting.exception(), DaemonError)
-                manager.hear()
-            manager.start()
-            assert sorted(row["id"] for row in daemon.connections()) == before
-            assert clients.say(CLIENTS).answered == CLIENTS
-            assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+    """Restarts in a row, each at any moment of the one before."""
+    with awake(tmp_path) as manager:
+        manager.stop("restart")
+        for after_s in (0.2, 0.5, 0.7, 0.9, 1.1):
+            with starting(manager, ends=(0, -signal.SIGTERM)):  # the latter: Python itself begins
+                time.sleep(after_s)
+        manager.start()
+
+
+def test_a_daemon_that_is_ended_with_all_taken_up_loses_nothing(tmp_path: Path) -> None:
+    """Its engine has them, and its event loop, which hears signals later, has not begun."""
+    with awake(tmp_path) as manager:
+        manager.stop("restart")
+        with starting(manager, ends=(0,)):
+            wait_until(lambda: "roost-engine" in threads(manager.daemon), 10, "its engine runs", 0.0005)
+        manager.start()
+
+
+def threads(daemon: DaemonHandle) -> str:
+    """Their names, as far as they live."""
+    names = []
+    for one in Path(f"/proc/{daemon.pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            names.append(one.read_text())
+    return " ".join(names)
