@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
@@ -53,7 +52,7 @@ def command(config_path: str | None, check: bool, take_over: bool, api_apart: bo
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         handover = HandOver()
         if handover.kept:  # else the end, before the daemon hears signals itself, would be that of all who wait for it
-            signal.signal(signal.SIGTERM, _end)
+            signal.signal(signal.SIGTERM, handover.end)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             status = _run(config_path, take_over, api_apart, verbose, handover)
@@ -73,11 +72,6 @@ def command(config_path: str | None, check: bool, take_over: bool, api_apart: bo
     sys.exit(begin_alone(config))
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(0)
-
-
 def _run(given: str | None, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:
     from control.config import load
 
@@ -86,4 +80,6 @@ def _run(given: str | None, take_over: bool, api_apart: bool, verbose: bool, han
     log_to_stderr(config.log)
     from control.daemon.daemon import run
 
+    if handover.ended:
+        return 0
     return run(config_path, config, take_over, api_apart, handover)

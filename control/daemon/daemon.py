@@ -166,6 +166,8 @@ class Daemon:
                               lambda: self._engine_type(engine_options(self._config, max_awake, 1)),
                               store, self._handover.done)  # fmt: skip
         self._undo.callback(store.close, give_back=True)
+        if self._handover.ended:
+            return False
         try:
             taken = standing.run()
         except FencedError as error:
@@ -271,6 +273,8 @@ class Daemon:
         store.start()
         for number in (signal.SIGTERM, signal.SIGINT):  # the engine is to end in good order, since it has what is awake
             signal.signal(number, lambda *_: self._end.come())
+        if self._handover.ended:
+            self._end.come()
         engine.start()
         self._undo.pop_all()
         self._handover.done()

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import MutableMapping
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from control.daemon.notify import notify
@@ -39,6 +40,8 @@ class HandOver:
         self._bridge: Bridge | None = None
         self.kept = False
         """By the service manager, for this daemon."""
+        self.ended = False
+        """Before the daemon hears signals itself."""
         names = environment.pop("LISTEN_FDNAMES", "").split(":")
         count, whose = (environment.pop(f"LISTEN_{name}", "") for name in ("FDS", "PID"))
         if whose != str(os.getpid()) or not count.isdecimal():
@@ -69,6 +72,11 @@ class HandOver:
         if self._bridge is None:
             self._bridge = Bridge()
         return self._bridge
+
+    def end(self, number: int, frame: FrameType | None) -> None:
+        """A handler of a signal: the daemon is to end when it can. An exception would not do, since Python's compiler
+        forgets one that comes while it compiles a module."""
+        self.ended = True
 
     def give(self, engine: Engine) -> None:
         """Before services are told to the engine: they listen at the sockets that were handed over."""
