@@ -129,18 +129,19 @@ class Daemon:
         listeners = Listeners()
         try:
             listeners.bind(config)
+            waiting = Waiting()
+            hostnames = Hostnames(waiting, {name for service in config.service for name in service.hostnames})
+            asyncio.run(hostnames.ask())
             store = self._store()
             if not config.standby.address:
                 self._open(store)
             elif not self._stand_by(listeners, max_awake, store):
                 return ANEW if self._end.anew else 0
+            else:
+                hostnames.hurry()  # it was asked before this machine stood by
             numbers = store.service_indexes([service.name for service in config.service])
-            waiting = Waiting()
-            hostnames = Hostnames(waiting)
             services = Services(self._path, config, numbers, hostnames.known)
             hostnames.names = services.hostnames
-            if services.hostnames():
-                asyncio.run(hostnames.ask())
             engine = self._engine(store, max_awake)
             try:
                 if not store.exists and not (engine.slots_in_sleep() or engine.stats()["filter_members"]):

@@ -30,9 +30,9 @@ class Hostnames:
     """names: tells which are configured now. known: the addresses of each name, in order, as far as there was an
     answer."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: Waiting, names: Collection[str] = ()) -> None:
         self._waiting = waiting
-        self.names: Callable[[], Collection[str]] = frozenset
+        self.names: Callable[[], Collection[str]] = lambda: names
         self._asked: dict[str, asyncio.Future[Answer]] = {}
         self._failing: set[str] = set()
         self._hurry = asyncio.Event()

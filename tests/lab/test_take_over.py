@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +90,12 @@ def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None,
     return Pair(lab, first, second, lab.swarm())
 
 
-def join(pair: Pair, asleep: bool = True) -> None:
-    """Clients sleep on the first machine, if any are to, and the second one stands by."""
+def join(pair: Pair, asleep: bool = True, under: Sequence[str] = ()) -> None:
+    """Clients sleep on the first machine, if any are to, and the second one stands by. under: what runs the latter."""
     if not pair.first.running:
         pair.first.begin()
         wait_until(pair.first.counts, 10, "the first one has the connections")
-    pair.second.begin()
+    pair.second.begin(under=under)
     wait_until(pair.second.standby, 10, "the second one stands by")
     if not asleep:
         return
@@ -280,3 +280,27 @@ def test_a_machine_without_the_database_wakes_none_once_its_lease_is_over() -> N
         wait_until(lambda: "the database was taken over by" in pair.first.log.read_text(), 20, "the first learns it")
         pair.all_answered()
         pair.asleep(pair.second)
+
+
+def test_a_resolver_that_does_not_answer_delays_no_machine_that_takes_over(tmp_path: Path) -> None:
+    """Names were asked for before it stood by: it keeps the addresses that they had then."""
+    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
+    own = f'mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf && exec "$@"'
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab, ExitStack() as stack:
+        server = lab.address("lan", "eth0")
+        hosts.write_text(f"{server} server.example\n")
+        resolver.write_text(f"nameserver {server}\noptions timeout:30\n")
+        lab.nft("lan", "table inet mute { chain in { type filter hook input priority 0; udp dport 53 drop; }; }")
+        pair = pair_of(lab, Postgres(cluster).url)
+        stack.callback(pair.print_logs)
+        by_name = pair.second.config.read_text().replace(f"{server}:{PORT}", f"server.example:{PORT}")
+        pair.second.config.write_text(by_name)
+        join(pair, under=["unshare", "-m", "sh", "-c", own, "sh"])
+        pair.follows()
+        hosts.write_text("")
+        pair.first.kill()
+        lab.move_addresses("box", "box2")
+        pair.asleep(pair.second)
+        assert pair.second.status()["waiting"] == []
+        pair.all_answered()
+        wait_until(lambda: "server.example keeps its addresses" in pair.second.log_tail(), 10, "it is asked again")

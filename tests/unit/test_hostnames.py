@@ -51,9 +51,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
 
 def asking(*names: str) -> tuple[Hostnames, Waiting]:
     waiting = Waiting()
-    hostnames = Hostnames(waiting)
-    hostnames.names = lambda: names
-    return hostnames, waiting
+    return Hostnames(waiting, names), waiting
 
 
 def test_a_name_has_all_its_addresses_in_order_whatever_the_order_of_the_answer(resolver: Resolver) -> None:
