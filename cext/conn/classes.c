@@ -8,6 +8,7 @@
 
 /* After its server's close, on the way down at once: the client acknowledges what the server said last. A freeze that is too early
  * for that is tried again after as long. */
+#define CUT_MS 120000 /* a time-out of a client's is no longer (Linux: TCP_RTO_MAX) */
 #define SINK_MS 100
 #define SINK_FOR_MS 5000 /* then its quiet interval begins */
 
@@ -46,7 +47,8 @@ uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c
     int i = state == ROOST_ST_ACTIVE ? ROOST_INBAND_ACTIVE
             : state == ROOST_ST_IDLE ? ROOST_INBAND_IDLE
                                      : ROOST_INBAND_STANDBY;
-    return roost_class_of(e, c->class)->quiet_ms[i];
+    uint32_t quiet_ms = roost_class_of(e, c->class)->quiet_ms[i];
+    return state == ROOST_ST_ACTIVE && c->cut && quiet_ms && quiet_ms < CUT_MS ? CUT_MS : quiet_ms;
 }
 
 bool roost_is_quiet(const struct roost_engine *e, const struct roost_conn *c) {

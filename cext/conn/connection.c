@@ -218,6 +218,7 @@ void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int 
 
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
     c->asked = to_server;
+    c->cut &= to_server;
     if (to_server) {
         c->silent_ms = 0;
         roost_waiting_served(e, c, true);

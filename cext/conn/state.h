@@ -145,6 +145,7 @@ struct roost_conn {
     uint8_t wake_cause;
     uint8_t freeze_cause, unlink_cause;
     bool asked;       /* the last payload was the client's */
+    bool cut;         /* what woke it is not all that its client wrote, and its server has said nothing since */
     bool sinks;       /* its link was ended by the server, and there was no other since: class.on_server_close */
     bool attached;    /* the link is a server's own (attach): not to be reconnected */
     bool want_freeze; /* freeze as soon as it is unlinked */

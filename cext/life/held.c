@@ -178,6 +178,24 @@ static void replay_held(struct roost_engine *e, struct roost_conn **conns, int c
     flush(e, &b);
 }
 
+/* Whether the ring, which may be full, lacks a part of what the client wrote. Its acknowledged head came late, by an ACK that
+ * echoes the first transmission, so that the client takes its time-outs for spurious (RFC 3522) and keeps the rest back for
+ * a time-out that was measured over the delay: for longer than active_quiet. */
+static bool is_cut(const struct roost_conn *c) {
+    struct roost_segment s;
+    bool cut = false;
+    uint32_t end = c->slot ? c->slot->rcv_nxt : 0;
+    for (const struct roost_held *h = c->slot ? c->held : NULL; h; h = h->next) {
+        if (h->server || !roost_segment_parse(h->data, h->length, h->l3, &s) || !s.payload)
+            continue;
+        if ((int32_t)(s.seq - end) <= 0 && (int32_t)(s.seq + s.payload - end) > 0) {
+            end = s.seq + s.payload;
+            cut = !(s.flags & (ROOST_PSH | ROOST_FIN));
+        }
+    }
+    return cut;
+}
+
 static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int count) {
     for (int i = 0; i < count; i++) {
         if (conns[i]->server_slot)
@@ -190,6 +208,8 @@ static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int 
 
 void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     bool met_again = e->path.loopback;
+    for (int i = 0; i < count; i++)
+        conns[i]->cut = is_cut(conns[i]);
     for (int i = 0; i < e->path.interfaces; i++)
         met_again |= e->path.interface[i].generic;
     if (met_again)

@@ -20,6 +20,7 @@ enum roost_tcp_flag {
     ROOST_FIN = 1,
     ROOST_SYN = 2,
     ROOST_RST = 4,
+    ROOST_PSH = 8,
     ROOST_ACK = 16,
     ROOST_URG = 32
 };

@@ -11,7 +11,6 @@
 #include "ebpf/lib/ctx_skb.h"
 #include "ebpf/lib/find.h"
 #include "ebpf/lib/packet.h"
-#include "ebpf/lib/room.h"
 #include "ebpf/shared/steer.h"
 
 #include <linux/pkt_cls.h>
@@ -67,10 +66,6 @@ int roost_loopback(struct __sk_buff *skb) {
         return TC_ACT_UNSPEC;
 
     __u32 length = skb->len;
-    if (!has_room((const __u8 *)tcp + TCP_DATA_OFFSET, p.l4_length)) {
-        count(ROOST_N_RING_FULL);
-        return TC_ACT_SHOT;
-    }
     if (length <= ROOST_FRAME_SMALL)
         ROOST_HAND_OVER(ROOST_FRAME_SMALL);
     if (length <= ROOST_FRAME_MAX)

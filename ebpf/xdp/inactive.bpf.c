@@ -14,7 +14,6 @@
 #include "ebpf/shared/judge.h"
 #include "ebpf/lib/candidate.h"
 #include "ebpf/lib/report.h"
-#include "ebpf/lib/room.h"
 #include "ebpf/lib/reply.h"
 
 #include <linux/if_ether.h>
@@ -95,9 +94,6 @@ GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
         return XDP_DROP;
     __u32 length = bpf_xdp_get_buff_len(ctx);
     struct roost_frame *f;
-    __u8 at[2];
-    if (bpf_xdp_load_bytes(ctx, p->l4 + TCP_DATA_OFFSET, at, sizeof(at)) || !has_room(at, p->l4_length))
-        goto full;
     if (length <= ROOST_FRAME_SMALL || length > ROOST_FRAME_LARGE)
         INTO_RING(ROOST_FRAME_SMALL);
     else if (length <= ROOST_FRAME_MAX)

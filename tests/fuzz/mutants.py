@@ -135,14 +135,6 @@ MUTANTS = (
         "with other bytes",
     ),
     Mutant(
-        "a request's head takes the last room in the ring",
-        "xdp",
-        "ebpf/lib/room.h",
-        "/ 4 * 3;",
-        "/ 1;",
-        "records for a frame to be handed over",
-    ),
-    Mutant(
         "a local frame may be longer than its place in the ring",
         "tc",
         "ebpf/tc/loopback.bpf.c",

@@ -141,9 +141,4 @@ static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple
     return reference_tuple_of_any(f, length, t) && !t->fragment;
 }
 
-/* Whether it has payload that does not end what its sender wrote: neither PSH, RST, SYN nor FIN. */
-static inline bool reference_goes_on(const uint8_t *f, const struct tuple *t) {
-    return !(f[t->l4 + 13] & 0x0f) && t->l4_length > (size_t)(f[t->l4 + 12] >> 4) * 4;
-}
-
 #endif

@@ -7,20 +7,20 @@ import os
 import signal
 import time
 
+import pytest
+
 from appliance.lab import Lab, wait_until
 
 PORT = 8000
 FROZEN_S = 2.0
-CLIENTS = 40
-WORDS = 1900
-"""Bytes, twice that in hexadecimal digits: three segments."""
+CLIENTS, MSS = 40, 1448
 
 
-def test_a_request_whose_end_found_no_room_is_not_cut_in_two() -> None:
-    """The ring has room for the frames of ten requests and one more frame. Were the head of the eleventh taken, it
-    would be acknowledged when the daemon is back, and its sender would send the rest when its time-out is over, which
-    is as long by then as the daemon was away: longer than active_quiet, so that the rest would begin a link of its
-    own."""
+@pytest.mark.parametrize("segments", [2, 3, 4, 7])
+def test_a_request_whose_end_found_no_room_is_not_cut_in_two(segments: int) -> None:
+    """The ring has room for 31 frames: for the first ones of a request, but not for the others. Its head is
+    acknowledged when the daemon is back, and its sender sends the rest when its time-out is over, which is as long by
+    then as the daemon was away: longer than active_quiet, so that the rest would begin a link of its own."""
     with Lab(clients=CLIENTS) as lab:
         config = lab.config(table={"ring_kb": 64}) | {
             "service": [{"name": "it", "listen": f"{lab.address('box', 'wan0')}:{PORT}", "active_quiet": "300ms",
@@ -32,7 +32,9 @@ def test_a_request_whose_end_found_no_room_is_not_cut_in_two() -> None:
         wait_until(lambda: daemon.counts().get("IDLE") == CLIENTS, 10, "all are in IDLE")
         os.kill(daemon.pid, signal.SIGSTOP)
         (peer,) = swarm.peers
-        asked = peer.send("say", n=CLIENTS, concurrency=CLIENTS, size=WORDS, timeout_s=30, twice=False)
+        asked = peer.send(
+            "say", n=CLIENTS, concurrency=CLIENTS, size=segments * MSS // 2 - 100, timeout_s=30, twice=False
+        )
         time.sleep(FROZEN_S)
         os.kill(daemon.pid, signal.SIGCONT)
         said = peer.receive(asked, 40)

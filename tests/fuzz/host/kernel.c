@@ -453,13 +453,6 @@ void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags) {
     return host.reserved;
 }
 
-__u64 bpf_ringbuf_query(void *ring, __u64 flags) {
-    (void)ring;
-    if (flags != BPF_RB_AVAIL_DATA && flags != BPF_RB_RING_SIZE)
-        refuse("a question about the ring that is not known");
-    return flags == BPF_RB_RING_SIZE ? 4096 : 3072 + 8 * host.ring_short;
-}
-
 void bpf_ringbuf_submit(void *record, __u64 flags) {
     (void)flags;
     if (!record || record != host.reserved || host.records == HOST_RECORDS_MAX)

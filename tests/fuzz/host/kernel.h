@@ -35,7 +35,7 @@ struct host {
     /* What the kernel does; the harness sets it. */
     uint64_t now_ns;
     uint32_t random;
-    bool ring_full, ring_short;      /* short: less than a quarter of it is left */
+    bool ring_full;
     bool no_tail_room, no_head_room; /* for a frame that grows */
     long fib_result;
     uint32_t fib_ifindex;

@@ -70,7 +70,6 @@ long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, 
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
 
 void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags);
-__u64 bpf_ringbuf_query(void *ring, __u64 flags);
 void bpf_ringbuf_submit(void *record, __u64 flags);
 void bpf_ringbuf_discard(void *record, __u64 flags);
 
