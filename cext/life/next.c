@@ -262,6 +262,7 @@ void roost_next_rearm(struct roost_engine *e, struct roost_conn *c) {
 static void look(struct roost_engine *e, struct roost_conn *c) {
     const uint8_t link = c->link;
     const uint16_t class = c->class;
+    const bool cut = c->cut;
     flush(e, c);
     if (!advance(e, c))
         return;
@@ -275,7 +276,8 @@ static void look(struct roost_engine *e, struct roost_conn *c) {
             roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
     }
     /* Activity moves no timer: one that fires early is set again. But an interval may be shorter now. */
-    if (!c->timer.previous || c->link != link || link != ROOST_LINKED || c->in_band || c->class != class)
+    if (!c->timer.previous || c->link != link || link != ROOST_LINKED || c->in_band || c->class != class ||
+        c->cut != cut)
         arm(e, c);
 }
 

@@ -40,3 +40,4 @@ def test_a_request_whose_end_found_no_room_is_not_cut_in_two(segments: int) -> N
         said = peer.receive(asked, 40)
         assert said["answered"] == CLIENTS, said["failed"]
         assert daemon.status()["counters"]["ring_full"] > CLIENTS
+        wait_until(lambda: daemon.counts().get("IDLE") == CLIENTS, 10, "links wait for no more than there was")
