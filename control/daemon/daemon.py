@@ -378,11 +378,14 @@ class Daemon:
             quarantine.begin(self._config)  # what sleeps is the other machine's, and hears nothing of this one
             return 0
         if self._end.drains or manager.machine_stops():
-            quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
-            engine.stop_listening()
-            engine.wake_none()
+
+            def fall_silent() -> None:
+                quarantine.begin(self._config)  # until another machine has the addresses, or this one is down
+                engine.stop_listening()
+                engine.wake_none()
+
             within_s = GONE_S if self._end.anew else DRAIN_S if self._end.drains else MACHINE_S
-            self._drained = not drain(engine, store, self._dispatcher, self._end, within_s)
+            self._drained = not drain(engine, store, self._dispatcher, self._end, within_s, fall_silent)
             return 0
         if not manager.restarts():
             engine.wake_none()

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from appliance.wire import Command, Op, Sought
@@ -122,8 +122,9 @@ def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: C
             time.sleep(0.05)
 
 
-def _write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float) -> None:
-    """What is in IDLE gets a row."""
+def _write(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float,
+           but: int = 0) -> int:  # fmt: skip
+    """What is in IDLE gets a row, but for so many; how many have none."""
 
     def without_row() -> int:  # those that never spoke are the engine's to count
         return dispatcher.states[State.IDLE] + engine.stats()["born"]
@@ -132,7 +133,7 @@ def _write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: En
     asked = 0
     now = moved = time.monotonic()
     deadline = now + within_s
-    while left and now < min(deadline, moved + STILL_S) and not end.reason and not store.status.error:
+    while left > but and now < min(deadline, moved + STILL_S) and not end.reason and not store.status.error:
         waited_for = max(asked - (first - left), 0)
         # The store's queues take a page, and would refuse all at once, and drop what the history has of them.
         if waited_for <= PAGE // 2 and store.status.pending_history <= PAGE:
@@ -142,18 +143,22 @@ def _write_all(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: En
         now, before, left = time.monotonic(), left, without_row()
         if left < before:
             moved = now
-    if left > 0:
-        log.warning("%d connections in IDLE have no row: the database takes none, or not so many in %d s", left,
-                    within_s)  # fmt: skip
+    return left
 
 
-def drain(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float) -> int:
-    """The tables are about to be gone: all that there is gets a row, what wakes meanwhile as well. How many have
-    none."""
+def drain(engine: EnginePort, store: Store, dispatcher: Dispatcher, end: End, within_s: float,
+          fall_silent: Callable[[], None]) -> int:  # fmt: skip
+    """The tables are about to be gone: all that there is gets a row, what wakes meanwhile as well. How many have none.
+    fall_silent: is called when most have theirs, and clients are not to be served any more."""
     deadline = time.monotonic() + within_s
+    if not end.anew:  # else another machine has their addresses already
+        _write(engine, store, dispatcher, end, within_s / 2, PAGE)
+    fall_silent()
     left = 1
     while left and time.monotonic() < deadline and not end.reason and not store.status.error:
         freeze_all(engine, dispatcher, end, within_s=min(FROZEN_S, within_s / 4, deadline - time.monotonic()))
-        _write_all(engine, store, dispatcher, end, deadline - time.monotonic())
+        if idle := _write(engine, store, dispatcher, end, deadline - time.monotonic()):
+            log.warning("%d connections in IDLE have no row: the database takes none, or not so many in %d s", idle,
+                        within_s)  # fmt: skip
         left = sum(dispatcher.states[state] for state in (*AWAKE, State.IDLE)) + engine.stats()["born"]
     return left
