@@ -119,7 +119,7 @@ ANSWERS: Final[dict[int, tuple[int, Reply, str]]] = {
     errno.ENOSPC: (503, Reply.GENERAL_FAILURE, "a table of the appliance is full"),
     errno.EMFILE: _DESCRIPTORS,
     errno.ENFILE: _DESCRIPTORS,
-    errno.ESHUTDOWN: (503, Reply.GENERAL_FAILURE, "the appliance is shutting down"),
+    errno.ESHUTDOWN: (503, Reply.GENERAL_FAILURE, "the appliance is shutting down, or has lost its lease"),
 }
 """errno of a refused attach -> what the server is told. SOCKS5 has no word for "late"; TTL expired comes nearest."""
 

@@ -57,12 +57,16 @@ static uint64_t silent_since_ms(const struct roost_engine *e, const struct roost
     return silence_ms < e->now_ms ? e->now_ms - silence_ms : 1;
 }
 
+static bool wakes_none(const struct roost_engine *e) {
+    return e->wakes_none || roost_lease_is_over(e);
+}
+
 /* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
  * its packets; SLEEP as it is, answering keep-alives, for the store may take its time. */
 struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
                                enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
-    if (e->wakes_none || roost_lease_is_over(e))
+    if (wakes_none(e))
         return NULL; /* its packet is said again, to the next daemon */
     if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
         return NULL; /* it stays asleep, and is asked again */
@@ -105,7 +109,7 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
         return NULL;
     }
     struct roost_conn *c = roost_rouse(e, key, slot, cause);
-    *error = c ? 0 : ROOST_IS_BORN(slot->rest) ? ENOSPC : ENOMEM;
+    *error = c ? 0 : wakes_none(e) ? ESHUTDOWN : ROOST_IS_BORN(slot->rest) ? ENOSPC : ENOMEM;
     return c;
 }
 
@@ -370,7 +374,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     uint32_t index = unread ? ROOST_NO_REST : roost_table_rest_alloc(&e->table, true);
     if (index == ROOST_NO_REST) { /* none free, or the row cannot be read now: back to sleep; the client retransmits */
-        int error = over ? EAGAIN : unread ? command->error : ENOSPC;
+        int error = over ? ESHUTDOWN : unread ? command->error : ENOSPC;
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, error);
         roost_conn_refuse_server(e, c, error);
         c->slot = NULL;

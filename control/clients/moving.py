@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from errno import EAGAIN, EALREADY, EBUSY, ECANCELED, EINVAL, EIO, EMFILE, ENOENT, ENOSPC, ETIMEDOUT
+from errno import EAGAIN, EALREADY, EBUSY, ECANCELED, EINVAL, EIO, EMFILE, ENOENT, ENOSPC, ESHUTDOWN, ETIMEDOUT
 from typing import Any, Final
 
 from appliance.wire import Command, Op
@@ -87,6 +87,7 @@ _REFUSALS: Final = {
     EMFILE: "no descriptor was free: too many are awake (max_awake)",
     ENOENT: "it had ended, or has no row",
     ENOSPC: "there is no room for it in the table",
+    ESHUTDOWN: "this machine lets none wake: it ends, or another one may have its connections ([standby] lease)",
 }
 
 

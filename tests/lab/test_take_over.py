@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from appliance.lab import DaemonHandle, Lab, programs, wait_until
 from appliance.lab.groups import SwarmGroup
 from appliance.lab.service_manager import ServiceManager
+from appliance.wire import Op
 from control.core.states import State
 from tests.databases import Cluster, Postgres
 from tests.keepalived import keepalived
@@ -115,6 +117,9 @@ def test_an_engine_whose_lease_is_over_wakes_and_probes_none(empty_lab: Lab) -> 
         sent = box.stat("probes_sent")
         pair.client.sendall(b"hello")
         time.sleep(3)
+        box.submit(Op.WAKE, pair)
+        box.wait(lambda: box.refusals(pair), "a command is refused, too")
+        assert box.refusals(pair) == [(Op.WAKE, errno.ESHUTDOWN)]
         assert (box.state(pair), box.stat("probes_sent")) == (State.IDLE, sent)
         box.engine.lease(0)
         assert receive(box.accept(), 5) == b"hello", "its kernel has said it again"
