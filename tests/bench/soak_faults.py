@@ -119,9 +119,12 @@ def reload(scene: Scene, chance: random.Random) -> None:
         time.sleep(chance.uniform(2, 6))
 
 
-def descriptors(scene: Scene, chance: random.Random) -> None:
-    with scene.box.changed("descriptors = 95", "descriptors = 2"):
-        time.sleep(chance.uniform(3, 6))
+def short_of(what: str, percent: int) -> Callable[[Scene, random.Random], None]:
+    def fault(scene: Scene, chance: random.Random) -> None:
+        with scene.box.changed(f"{what} = 95", f"{what} = {percent}"):
+            time.sleep(chance.uniform(3, 6))
+
+    return fault
 
 
 def no_descriptors(scene: Scene, chance: random.Random) -> None:
@@ -133,11 +136,6 @@ def no_descriptors(scene: Scene, chance: random.Random) -> None:
         time.sleep(chance.uniform(2, 6))
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def memory(scene: Scene, chance: random.Random) -> None:
-    with scene.box.changed("memory = 95", "memory = 1"):
-        time.sleep(chance.uniform(3, 6))
 
 
 def api_killed(scene: Scene, _: random.Random) -> None:
@@ -273,9 +271,9 @@ FAULTS: Final = (
     Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over, share=2),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
-    Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for some seconds", descriptors),
+    Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for seconds", short_of("descriptors", 2)),
     Fault("no-descriptors", "the daemon may have three of them for 2 to 6 s, and has them", no_descriptors),
-    Fault("memory", "SIGHUP: 1 % of the memory is to be enough, for some seconds", memory),
+    Fault("memory", "SIGHUP: 1 % of the memory is to be enough, for some seconds", short_of("memory", 1)),
     Fault("api-killed", "SIGKILL of the API's process", api_killed),
     Fault("drain", "roost drain; another instance has its place by --take-over", drain, SILENT, 0.5),
     Fault("rival", "a second daemon wants the database", rival),

@@ -311,13 +311,17 @@ def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_
     assert catch_up(still.store, found, *still.store.begin_run()) == 0
 
 
+def before_that_run(still: Rig, source: State, target: State, cause: Cause) -> None:
+    """The history says this of connection 1; then a run begins, which will have been killed."""
+    still.store.add([HISTORY.pack(1, 5, key(1).pack(), 1, source, target, cause, 0, 0, 0, NO_ENDS)])
+    until(lambda: still.store.status.written_history == 1)
+    still.store.begin_run()
+
+
 def test_one_that_has_woken_and_lost_its_row_before_it_is_asked_about_slept_all_the_same(
     still: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fell_idle = HISTORY.pack(1, 5, key(1).pack(), 1, State.NONE, State.IDLE, Cause.RESTORE, 0, 0, 0, NO_ENDS)
-    still.store.add([fell_idle])
-    until(lambda: still.store.status.written_history == 1)
-    still.store.begin_run()
+    before_that_run(still, State.NONE, State.IDLE, Cause.RESTORE)
     still.engine.add(put_row(still, 1), 1, State.SLEEP)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, still.store._boot_id)
@@ -332,10 +336,7 @@ def test_one_that_has_woken_and_lost_its_row_before_it_is_asked_about_slept_all_
 
 
 def test_one_that_slept_before_that_run_and_is_idle_now_woke_in_it(still: Rig) -> None:
-    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0, NO_ENDS)
-    still.store.add([slept])
-    until(lambda: still.store.status.written_history == 1)
-    still.store.begin_run()
+    before_that_run(still, State.IDLE, State.SLEEP, Cause.QUIET)
     still.engine.add(put_row(still, 1), 1, State.IDLE)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, still.store._boot_id)
