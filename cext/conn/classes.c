@@ -6,9 +6,10 @@
 #include "cext/inband/inband_relay.h"
 #include "conn.h"
 
+#define CUT_MS 120000 /* a time-out of a client's is no longer (Linux: TCP_RTO_MAX) */
+
 /* After its server's close, on the way down at once: the client acknowledges what the server said last. A freeze that is too early
  * for that is tried again after as long. */
-#define CUT_MS 120000 /* a time-out of a client's is no longer (Linux: TCP_RTO_MAX) */
 #define SINK_MS 100
 #define SINK_FOR_MS 5000 /* then its quiet interval begins */
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,8 +21,9 @@ AWAKE = {"active_quiet": "never", "standby_quiet": "never", "idle_quiet": "never
 
 
 @contextlib.contextmanager
-def awake(directory: Path) -> Iterator[ServiceManager]:
-    """Clients whose daemon this manager has begun; afterwards all of them are awake, and have lost nothing."""
+def awake(directory: Path) -> Iterator[tuple[ServiceManager, Callable[[], None]]]:
+    """Clients whose daemon this manager has begun; the function, which is called afterwards, too, says that all of them
+    are awake, and have lost nothing."""
     with Lab(clients=CLIENTS) as lab:
         lab.server(PORT)
         daemon = lab.daemon(lab.config(PORT, policy=AWAKE), start=False)
@@ -32,11 +33,15 @@ def awake(directory: Path) -> Iterator[ServiceManager]:
             assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
             assert clients.say(CLIENTS).answered == CLIENTS
             before = sorted(row["id"] for row in daemon.connections())
-            yield manager
-            assert sorted(row["id"] for row in daemon.connections()) == before
-            assert daemon.status()["connections"]["ACTIVE"] == CLIENTS
-            assert clients.say(CLIENTS).answered == CLIENTS
-            assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+
+            def check() -> None:
+                assert sorted(row["id"] for row in daemon.connections()) == before
+                assert daemon.status()["connections"]["ACTIVE"] == CLIENTS
+                assert clients.say(CLIENTS).answered == CLIENTS
+                assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+
+            yield manager, check
+            check()
 
 
 @contextlib.contextmanager
@@ -51,16 +56,17 @@ def starting(manager: ServiceManager, ends: Collection[int]) -> Iterator[None]:
 
 
 def test_what_is_awake_goes_on(tmp_path: Path) -> None:
-    with awake(tmp_path) as manager:
+    with awake(tmp_path) as (manager, check):
         for _ in range(2):
             manager.restart()
+            check()
             manager.hear()
             assert not manager.kept
 
 
 def test_a_daemon_that_does_not_start_loses_nothing(tmp_path: Path) -> None:
     """Its configuration is not good, three times; meanwhile a bridge moves what is said."""
-    with awake(tmp_path) as manager:
+    with awake(tmp_path) as (manager, _):
         manager.stop("restart")
         good = manager.daemon.config.read_text()
         for _ in range(3):
@@ -75,7 +81,7 @@ def test_a_daemon_that_does_not_start_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_daemon_that_is_ended_while_it_starts_loses_nothing(tmp_path: Path) -> None:
     """Restarts in a row, each at any moment of the one before."""
-    with awake(tmp_path) as manager:
+    with awake(tmp_path) as (manager, _):
         manager.stop("restart")
         for after_s in (0.2, 0.5, 0.7, 0.9, 1.1):
             with starting(manager, ends=(0, -signal.SIGTERM)):  # the latter: Python itself begins
@@ -85,7 +91,7 @@ def test_a_daemon_that_is_ended_while_it_starts_loses_nothing(tmp_path: Path) ->
 
 def test_a_daemon_that_is_ended_with_all_taken_up_loses_nothing(tmp_path: Path) -> None:
     """Its engine has them, and its event loop, which hears signals later, has not begun."""
-    with awake(tmp_path) as manager:
+    with awake(tmp_path) as (manager, _):
         manager.stop("restart")
         with starting(manager, ends=(0,)):
             wait_until(lambda: "roost-engine" in threads(manager.daemon), 10, "its engine runs", 0.0005)
