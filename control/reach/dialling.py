@@ -101,19 +101,24 @@ class Dialler:
         return dialled and allowed and not special and not self._is_own(where.host)
 
     async def dial(self, client: str, where: Address, server: bytes, link: Link | None = None) -> Dialling:
-        """Connect to the client; those who want the same one at once get the same connection. client: how failures are
-        counted. server: the packed address of who wants it; link: how it gets the client before that can say anything
-        to its service's server."""
-        task = self._under_way.get(where)
-        if task is not None:
-            return (await asyncio.shield(task))._replace(linked=None)
+        """Connect to the client; those who want the same one at once get the same connection, unless it has ended
+        before the first of them was told. client: how failures are counted. server: the packed address of who wants it;
+        link: how it gets the client before that can say anything to its service's server."""
+        while (task := self._under_way.get(where)) is not None:
+            if error := (await asyncio.shield(task)).error:
+                return Dialling(error)
         if len(self._under_way) >= self._policy.dial_limit:
             log.warning("%s is not dialled: %d clients are being dialled already ([absent] dial_limit)",
                         client, len(self._under_way), extra=about(client=client))  # fmt: skip
             return Dialling(EMFILE)
-        task = self._under_way[where] = asyncio.ensure_future(self._dial(client, where, server, link))
-        task.add_done_callback(lambda _: self._under_way.pop(where))
+        task = self._under_way[where] = asyncio.ensure_future(self._dial_alone(client, where, server, link))
         return await asyncio.shield(task)
+
+    async def _dial_alone(self, client: str, where: Address, server: bytes, link: Link | None) -> Dialling:
+        try:
+            return await self._dial(client, where, server, link)
+        finally:
+            del self._under_way[where]  # here: a task's callbacks come later, and until then it would be joined in vain
 
     async def _dial(self, client: str, where: Address, server: bytes, link: Link | None) -> Dialling:
         service = self._services[ipaddress.ip_address(where.host).version]

@@ -30,7 +30,7 @@ from control.reach import dialled as dialled_module
 from control.reach.arrivals import Arrivals
 from control.reach.daemon_links import DaemonLinks
 from control.reach.dialled import Dialled
-from control.reach.dialling import Dialler
+from control.reach.dialling import Dialler, Dialling
 from control.reach.tls import TlsState, server_context
 from control.store.store import Store
 from tests.certificates import make_certificate
@@ -330,6 +330,8 @@ class Adopting:
                 first: Sequence[Command] = ()) -> Future[Outcome]:  # fmt: skip
         assert (command.op, command.cause, command.count) == (Op.ADOPT, Cause.SERVER_ATTACH, 3)
         self.adopted.append(command)
+        if not self.error:
+            self.engine.add(Key.unpack(cast(bytes, command.key)), 7, State.STANDBY)
         future: Future[Outcome] = Future()
         future.set_result(Outcome(self.error, 0 if self.error else State.STANDBY, 0 if self.error else 7))
         return future
@@ -399,6 +401,7 @@ def test_who_dials_has_the_client_before_that_can_speak_to_another_one(
         async def link(key: Key, adopt: Command) -> int:
             assert adopt.key == key.pack()
             linked.append(adopt)
+            made.engine.add(key, 7, State.ACTIVE)
             await asyncio.sleep(0.01)
             return EPERM
 
@@ -411,9 +414,39 @@ def test_who_dials_has_the_client_before_that_can_speak_to_another_one(
         assert (other.error, other.linked, other.key) == (0, None, one.key), "it links itself"
         assert (len(linked), made.adopted) == (1, []), "in one batch"
         os.close(linked[0].fd)
+        made.engine.connections.clear()
+        assert not made.dialler.busy
         assert (await made.dialler.dial("meter", where, NOBODY, gone)).linked is None
         assert len(made.adopted) == 1, "the client is there all the same"
         made.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_has_ended_before_who_dialled_it_is_told_is_no_other_one_s(
+    dialled: Dialled, listener: socket.socket
+) -> None:
+    """The server may be done with its client before the event loop hears that it was linked."""
+
+    async def scenario() -> None:
+        made, where = Adopting(dialled), Address(*listener.getsockname())
+        linked: list[Command] = []
+        ending = asyncio.Event()
+
+        async def link(key: Key, adopt: Command) -> int:
+            linked.append(adopt)
+            await asyncio.sleep(0.01)
+            ending.set()
+            return 0
+
+        async def at_its_end() -> Dialling:
+            await ending.wait()
+            return await made.dialler.dial("meter", where, NOBODY, link)
+
+        at_once = [made.dialler.dial("meter", where, NOBODY, link) for _ in range(2)]
+        assert [one.linked for one in await asyncio.gather(at_its_end(), *at_once)] == [0, 0, 0]
+        for adopted in linked:
+            os.close(adopted.fd)
 
     asyncio.run(scenario())
 
@@ -456,6 +489,7 @@ def test_a_router_s_server_waits_no_longer_when_its_client_may_not_or_cannot_be_
         answers.clear()
         assert await told() == []
         assert len(made.adopted) == 1
+        made.engine.connections.clear()
         listener.close()
         assert await told() == [(Op.ADOPT, client, ECONNREFUSED)]
         made.close()
