@@ -65,7 +65,8 @@ struct roost_handed_facts {
     uint8_t asked, sinks, attached, unlink_cause;
     uint8_t closes, close_cause, close_resets;
     uint8_t goal, goal_begun, goal_unlinked; /* what was asked for in band */
-    uint8_t reserved[2];
+    uint8_t cut;                             /* as in struct roost_conn */
+    uint8_t reserved;
     uint64_t goal_retry_ms, goal_until_ms;
     struct roost_handed_leg leg[2]; /* the client's, the server's */
 };

@@ -89,6 +89,7 @@ static void note_facts(struct roost_engine *e, const struct roost_conn *c, struc
     f->rx = c->rx;
     f->tx = c->tx;
     f->asked = c->asked;
+    f->cut = c->cut;
     f->sinks = c->sinks;
     f->attached = c->attached;
     f->unlink_cause = c->unlink_cause;
@@ -284,6 +285,7 @@ static void take_up(struct roost_engine *e, struct roost_handed *h) {
     c->silent_ms = f->silent_ms;
     c->heard_mark = f->heard_mark;
     c->asked = f->asked;
+    c->cut = f->cut && !f->bridged[1];
     c->rx = f->rx;
     c->tx = f->tx;
     c->link = f->link == ROOST_HANDED_LINKED   ? ROOST_LINKED
