@@ -178,21 +178,23 @@ class Reconciler:
         one_by_one = bool(self._store.rows_by_key(limit=1))
         put = 0
         for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):
-            at = 0
+            at, single = 0, array("Q")
             for clock, rows in groupby(clocks):
                 first, at = at, at + sum(1 for _ in rows)
                 if clock not in shifts:
                     continue
                 if one_by_one:
-                    put += self._put_back_each(numbers[first:at], boot, shifts)
+                    single += numbers[first:at]
                     continue
                 page = _Page(keys[first * KEY.size : at * KEY.size], kas[first * KA.size : at * KA.size],
                              numbers[first:at])  # fmt: skip
                 ms, timestamps_ms = shifts[clock]
-                refused, single = self._put_back_page(page, others[clock].shift_ms + ms,
-                                                      others[clock].timestamps_ms + timestamps_ms)  # fmt: skip
+                refused, odd = self._put_back_page(page, others[clock].shift_ms + ms,
+                                                   others[clock].timestamps_ms + timestamps_ms)  # fmt: skip
                 self._close_refused(refused)
-                put += at - first - len(refused) - len(single) + self._put_back_each(single, boot, shifts)
+                put += at - first - len(refused) - len(odd)
+                single += odd
+            put += self._put_back_each(single, boot, shifts)  # of all clocks: it waits until they are in the table
             if self._end.has_come:
                 return put
         self._store.put_back(shifts)

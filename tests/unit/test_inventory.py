@@ -21,7 +21,7 @@ from control.store import reading as reading_module
 from control.store import starting
 from control.store.schema import HISTORY
 from control.store.sleeping import References, SleepingRow
-from tests.reboot import age
+from tests.reboot import age, age_all
 from tests.unit.fake_engine import key, record
 from tests.unit.test_dispatcher import Rig, until
 
@@ -431,3 +431,38 @@ def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are
             assert ka == record_of(row).ka != old.ka
     assert {c.id for c in rig.engine.connections.values()} == {11, 12, 99}
     assert [number for number, _, target, _ in rig.history() if target == "CLOSED"] == [13]
+
+
+def test_rows_that_go_back_one_by_one_do_so_in_pages_though_clocks_take_turns(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after two reboots; to wait for each run of rows of one clock took longer than a minute for some thousand."""
+    rows_numbered, pages = rig.store.rows_numbered, list[int]()
+
+    def counting(numbers: Sequence[int]) -> Iterator[SleepingRow]:
+        pages.append(len(numbers))
+        return rows_numbered(numbers)
+
+    rig.engine.carry_out = False
+    numbers = range(11, 31)
+    rows = [record(key(number), number, by_key=True) for number in numbers]
+    rig.store.add(upserts=[(row.key_raw, row.ka + row.rest) for row in rows])
+    until(lambda: len(list(rig.store.sleeping_rows())) == len(rows))
+    until(lambda: len(rig.engine.commands) == len(rows))  # else it is carried out later
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        age_all(database)
+        another = "SELECT 99, boot_id, wall_offset_ms - 60000, shift_ms, timestamps_ms FROM clocks WHERE clock ="
+        database.execute(f"INSERT INTO clocks {another} (SELECT max(clock) FROM sleeping)")
+        database.execute("UPDATE sleeping SET clock = 99 WHERE id % 2")
+    rig.engine.carry_out = True
+    rig.start()
+    monkeypatch.setattr(rig.store, "rows_numbered", counting)
+    engine, nobody = cast(Any, rig.engine), cast(Any, None)
+    reconciler = Reconciler(
+        engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0), nobody
+    )
+    assert reconciler._put_back() == len(rows)
+    assert pages == [len(rows)]
+    before = {row.id: row.heard_s for row in rows}
+    later = {c.id: c.record.heard_s - before[c.id] for c in rig.engine.connections.values()}
+    assert later[12] - later[13] == later[30] - later[29] == 60, "each by its own clock"
