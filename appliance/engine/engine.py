@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EAGAIN, ENOENT, ENOSPC
 from typing import Any, Final
@@ -408,15 +408,17 @@ class Engine:
         lib.roost_states(self._raw, *of, len(raw), raw)
         return bytes(ffi.buffer(raw))
 
-    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], ms: int,
-                 timestamps_ms: int) -> tuple[int, bytes]:  # fmt: skip
-        """Puts connections whose rows are of an earlier boot into the table, in SLEEP: their keys, the `ka` of their
-        rows and their numbers. ms, timestamps_ms: as of Record.shifted. Of how many it says something, an errno each:
-        0 it is there; EEXIST another connection has the 4-tuple; EOPNOTSUPP: Op.INSERT is to put it back. Fewer than
-        all: there is no room now."""
+    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], clocks: array[int],
+                 shifts: Mapping[int, tuple[int, int]]) -> tuple[int, bytes]:  # fmt: skip
+        """Puts connections whose rows are of earlier boots into the table, in SLEEP: their keys, the `ka` of their
+        rows, their numbers and clocks. shifts: by clock, ms and timestamps_ms as of Record.shifted. Of how many it says
+        something, an errno each: 0 it is there; EEXIST another connection has the 4-tuple; EOPNOTSUPP: Op.INSERT is to
+        put it back; ESTALE: its clock is not in `shifts`, it is left alone. Fewer than all: there is no room now."""
         raw = ffi.new("uint8_t[]", len(numbers))
-        of = ffi.from_buffer("struct roost_key[]", keys), ffi.from_buffer(kas), ffi.from_buffer("uint64_t[]", numbers)
-        done = int(lib.roost_put_back(self._raw, *of, len(raw), ms, timestamps_ms, raw))
+        known = ffi.new("struct roost_clock[]", [(clock, *by) for clock, by in sorted(shifts.items())])
+        of = (ffi.from_buffer("struct roost_key[]", keys), ffi.from_buffer(kas),
+              ffi.from_buffer("uint64_t[]", numbers), ffi.from_buffer("uint64_t[]", clocks))  # fmt: skip
+        done = int(lib.roost_put_back(self._raw, *of, len(raw), known, len(known), raw))
         return done, bytes(ffi.buffer(raw))[:done]
 
     def retain(self, numbers: array[int]) -> int:

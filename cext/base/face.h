@@ -105,14 +105,21 @@ int roost_list_done(const roost_listing *l);
  * what moves between the two, some may come twice, or not at all. */
 uint64_t roost_list_at(const roost_listing *l);
 void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends those that are left */
-/* Puts count connections whose rows are of an earlier boot back into the table, in SLEEP: keys, kas (roost_ka, service and two
- * bytes) and numbers of their rows. ms: how far this boot's CLOCK_MONOTONIC is ahead of the rows' (mostly behind);
- * timestamps_ms: the same of the clock of TSvals. Of how many it says something in errors: 0 it is in the table; EEXIST: another
- * connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, or one that may need no slot: ROOST_OP_INSERT puts it back. Fewer
- * than count: the table is full, or about to grow. Any thread's. Before roost_start, in a standby's table, a row takes the place
- * of the slot that an earlier row of its 4-tuple has. */
+/* Of rows of an earlier boot. ms: how far this boot's CLOCK_MONOTONIC is ahead of theirs (mostly behind); timestamps_ms: the same
+ * of the clock of TSvals. */
+struct roost_clock {
+    uint64_t number;
+    int64_t ms, timestamps_ms;
+};
+/* Puts count connections whose rows are of earlier boots back into the table, in SLEEP: keys, kas (roost_ka, service and two bytes),
+ * numbers and clocks of their rows. known: these clocks, by ascending numbers. Of how many it says something in errors: 0 it is in
+ * the table; EEXIST: another connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, or one that may need no slot:
+ * ROOST_OP_INSERT puts it back; ESTALE: its clock is not among these, and it is left alone. Fewer than count: the table is full, or
+ * about to grow. Any thread's. Before roost_start, in a standby's table, a row takes the place of the slot that an earlier row of
+ * its 4-tuple has. */
 uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,
-                        uint32_t count, int64_t ms, int64_t timestamps_ms, uint8_t *errors);
+                        const uint64_t *clocks, uint32_t count, const struct roost_clock *known, uint32_t known_count,
+                        uint8_t *errors);
 /* Before roost_start, in a standby's table: removes the slots of all connections but these, whose numbers ascend; how many. */
 uint32_t roost_retain(roost_engine *e, const uint64_t *ids, uint32_t count);
 /* Before roost_start: numbers that are given from now on begin here, unless they are beyond it. */

@@ -64,12 +64,7 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
     return roost_table_insert(&e->table, &record->key, &ka, record->service);
 }
 
-/* Of one page: what its rows' clock is behind. */
-struct shift {
-    int64_t ms, timestamps_ms;
-};
-
-static void shift(struct roost_ka *ka, const struct shift *by) {
+static void shift(struct roost_ka *ka, const struct roost_clock *by) {
     const int64_t seconds = by->ms / 1000 - (by->ms % 1000 < 0); /* rounded down */
     const uint32_t kept = ka->heard & ((1u << ROOST_HEARD_SHIFT) - 1);
     ka->ts_offset -= (uint32_t)by->timestamps_ms;
@@ -112,32 +107,53 @@ static int put_back(struct roost_engine *e, const struct roost_record *record, u
     return 0;
 }
 
-/* A part of the page, while the lock is held. How many; fewer: no room. */
-static uint32_t put_back_some(struct roost_engine *e, const struct roost_key *keys, const uint8_t *kas,
-                              const uint64_t *ids, uint32_t count, const struct shift *by, uint8_t *errors,
-                              uint32_t *more) {
-    uint64_t used = e->table.used4 + e->table.used6;
-    uint32_t i = 0;
-    for (uint32_t j = 0; j < count; j++)
-        roost_table_prefetch(&e->table, &keys[j]);
-    for (; i < count; i++) {
-        struct roost_record record = {.key = keys[i]};
-        const uint8_t *ka = kas + (size_t)i * KA_OF_ROW;
-        memcpy(&record.ka, ka, sizeof(record.ka));
-        memcpy(&record.service, ka + sizeof(record.ka), sizeof(record.service));
-        shift(&record.ka, by);
-        int error = put_back(e, &record, ids[i]);
+/* What begins with a number. */
+static int ascending(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of rows, as they are. */
+struct page {
+    const struct roost_key *keys;
+    const uint8_t *kas;
+    const uint64_t *ids, *clocks;
+    const struct roost_clock *known;
+    uint32_t known_count;
+};
+
+/* A part of it, while the lock is held. How many; fewer: no room. */
+static uint32_t put_back_some(struct roost_engine *e, const struct page *p, uint32_t from, uint32_t count,
+                              uint8_t *errors, uint32_t *more) {
+    const uint64_t used = e->table.used4 + e->table.used6;
+    const struct roost_clock *clock = NULL;
+    uint32_t i;
+    for (i = from; i < from + count; i++)
+        roost_table_prefetch(&e->table, &p->keys[i]);
+    for (i = from; i < from + count; i++) {
+        struct roost_record record = {.key = p->keys[i]};
+        const uint8_t *ka = p->kas + (size_t)i * KA_OF_ROW;
+        int error = ESTALE;
+        if (!clock || clock->number != p->clocks[i])
+            clock = bsearch(&p->clocks[i], p->known, p->known_count, sizeof(*clock), ascending);
+        if (clock) {
+            memcpy(&record.ka, ka, sizeof(record.ka));
+            memcpy(&record.service, ka + sizeof(record.ka), sizeof(record.service));
+            shift(&record.ka, clock);
+            error = put_back(e, &record, p->ids[i]);
+        }
         if (error == ENOSPC)
             break;
         errors[i] = (uint8_t)error;
     }
     *more += (uint32_t)(e->table.used4 + e->table.used6 - used);
-    return i;
+    return i - from;
 }
 
 uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,
-                        uint32_t count, int64_t ms, int64_t timestamps_ms, uint8_t *errors) {
-    const struct shift by = {ms, timestamps_ms};
+                        const uint64_t *clocks, uint32_t count, const struct roost_clock *known, uint32_t known_count,
+                        uint8_t *errors) {
+    const struct page page = {keys, kas, ids, clocks, known, known_count};
     struct roost_event event = {.type = ROOST_EV_PUT_BACK};
     uint32_t done = 0, part = 0, took = 0;
     do {
@@ -149,8 +165,7 @@ uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uin
         }
         took = roost_growth_due(e, roost_key_is_v4(&keys[done]))
                    ? 0
-                   : put_back_some(e, keys + done, kas + (size_t)done * KA_OF_ROW, ids + done, part, &by, errors + done,
-                                   &event.count);
+                   : put_back_some(e, &page, done, part, errors, &event.count);
         roost_unlock(e);
         done += took;
     } while ((took == part || (!e->started && roost_growth_busy(e))) && done < count);
@@ -161,11 +176,6 @@ uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uin
         roost_unlock(e);
     }
     return done;
-}
-
-static int ascending(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
 }
 
 /* ids: ascending. By the low bits of its number, a slot has no others. */

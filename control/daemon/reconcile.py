@@ -8,8 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from errno import ENOSPC, EOPNOTSUPP
-from itertools import groupby
+from errno import ENOSPC, EOPNOTSUPP, ESTALE
 from typing import Final, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -70,9 +69,17 @@ def timestamps_ahead_ms(by_wall_ms: int, alive_ms: int | None, now_ms: int) -> i
 
 
 class _Page(NamedTuple):
+    """Of rows: Reader.sleeping_parts."""
+
     keys: bytes
     kas: bytes
     numbers: array[int]
+    clocks: array[int]
+
+    def behind(self, count: int) -> _Page:
+        """Without so many of the first."""
+        return _Page(self.keys[count * KEY.size :], self.kas[count * KA.size :], self.numbers[count:],
+                     self.clocks[count:])  # fmt: skip
 
 
 class Reconciler:
@@ -175,56 +182,51 @@ class Reconciler:
             put = self._put_back_each(self._found.left, boot, shifts)
             self._store.put_back(shifts)
             return put
+        clocks_off = {clock: (others[clock].shift_ms + ms, others[clock].timestamps_ms + timestamps_ms)
+                      for clock, (ms, timestamps_ms) in shifts.items()}  # fmt: skip
         one_by_one = bool(self._store.rows_by_key(limit=1))
         put = 0
-        for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):
-            at, single = 0, array("Q")
-            for clock, rows in groupby(clocks):
-                first, at = at, at + sum(1 for _ in rows)
-                if clock not in shifts:
-                    continue
-                if one_by_one:
-                    single += numbers[first:at]
-                    continue
-                page = _Page(keys[first * KEY.size : at * KEY.size], kas[first * KA.size : at * KA.size],
-                             numbers[first:at])  # fmt: skip
-                ms, timestamps_ms = shifts[clock]
-                refused, odd = self._put_back_page(page, others[clock].shift_ms + ms,
-                                                   others[clock].timestamps_ms + timestamps_ms)  # fmt: skip
+        for page in map(_Page._make, self._store.sleeping_parts(descending=True)):
+            single = page.numbers
+            if not one_by_one:
+                done, refused, single = self._put_back_page(page, clocks_off)
                 self._close_refused(refused)
-                put += at - first - len(refused) - len(odd)
-                single += odd
-            put += self._put_back_each(single, boot, shifts)  # of all clocks: it waits until they are in the table
+                put += done
+            put += self._put_back_each(single, boot, shifts)
             if self._end.has_come:
                 return put
         self._store.put_back(shifts)
         return put
 
-    def _put_back_page(self, page: _Page, ms: int, timestamps_ms: int) -> tuple[dict[int, int], array[int]]:
-        """By one call of the engine's, in which no row is looked at here. The errno of each that is refused, by its
-        number; and those that are to be put back one by one."""
-        refused, single = dict[int, int](), array("Q")
+    def _put_back_page(self, page: _Page,
+                       shifts: Mapping[int, tuple[int, int]]) -> tuple[int, dict[int, int], array[int]]:  # fmt: skip
+        """By one call of the engine's, in which no row is looked at here. How many are back; the errno of each that is
+        refused, by its number; and those that are to be put back one by one."""
+        put, refused, single = 0, dict[int, int](), array("Q")
         deadline = time.monotonic() + (0 if self._is_full else NO_ROOM_S)
         while page.numbers:
-            done, errors = self._engine.put_back(page.keys, page.kas, page.numbers, ms, timestamps_ms)
+            done, errors = self._engine.put_back(*page, shifts)
+            put += errors.count(0)
             if any(errors):
                 for number, error in zip(page.numbers, errors, strict=False):
                     if error == EOPNOTSUPP:
                         single.append(number)
-                    elif error:
+                    elif error not in (0, ESTALE):
                         refused[number] = error
-            page = _Page(page.keys[done * KEY.size :], page.kas[done * KA.size :], page.numbers[done:])
+            page = page.behind(done)
             if done:
                 deadline = time.monotonic() + NO_ROOM_S
             elif time.monotonic() > deadline or self._end.has_come:
                 self._is_full = True
-                refused.update(dict.fromkeys(page.numbers, ENOSPC))
+                refused |= {
+                    number: ENOSPC for number, of in zip(page.numbers, page.clocks, strict=True) if of in shifts
+                }
                 log.error("%d connections are not put back, and closed: the table is full; give more room in [table]",
                           len(page.numbers))  # fmt: skip
                 break
             else:
                 time.sleep(0.01)  # the table grows
-        return ({}, single) if self._end.has_come else (refused, single)
+        return put, {} if self._end.has_come else refused, single
 
     def _close_refused(self, refused: Mapping[int, int]) -> None:
         """The client has connected again from the same port, so that the old connection is gone; or the table is full,

@@ -23,7 +23,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EADDRNOTAVAIL
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,24 +133,21 @@ class Mirror:
         for number, row in clocks.items():
             self.shifts.setdefault(number, _shift(row, alive))
         for keys, kas, numbers, of, generation in self._reader.rows_newer(self._generation):
-            at = 0
-            for clock, run in groupby(of):
-                first, at = at, at + sum(1 for _ in run)
-                if clock not in clocks:
-                    return  # it was set in between: the next time
-                self._put(keys[first * KEY.size : at * KEY.size], kas[first * KA.size : at * KA.size],
-                          numbers[first:at], clock)  # fmt: skip
+            if not clocks.keys() >= set(of):
+                return  # it was set in between: the next time
+            self._put(keys, kas, numbers, of)
             self._generation = generation
 
-    def _put(self, keys: bytes, kas: bytes, numbers: array[int], clock: int) -> None:
+    def _put(self, keys: bytes, kas: bytes, numbers: array[int], clocks: array[int]) -> None:
         """Pairs, and those that may need no slot, are left out: they are put back one by one when the daemon serves."""
-        of, (ms, timestamps_ms) = self._clocks[clock], self.shifts[clock]
+        shifts = {clock: (row.shift_ms + self.shifts[clock][0], row.timestamps_ms + self.shifts[clock][1])
+                  for clock, row in self._clocks.items()}  # fmt: skip
         deadline = time.monotonic() + (0 if self._is_full else NO_ROOM_S)
         while numbers:
-            done, errors = self.engine.put_back(keys, kas, numbers, of.shift_ms + ms, of.timestamps_ms + timestamps_ms)
+            done, errors = self.engine.put_back(keys, kas, numbers, clocks, shifts)
             if any(errors):
                 self._left.update(number for number, error in zip(numbers, errors, strict=False) if error)
-            keys, kas, numbers = keys[done * KEY.size :], kas[done * KA.size :], numbers[done:]
+            keys, kas, numbers, clocks = keys[done * KEY.size :], kas[done * KA.size :], numbers[done:], clocks[done:]
             if self._ends():
                 return
             if done:

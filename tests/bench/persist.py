@@ -162,8 +162,8 @@ class Bench:
         """Rows a second."""
         with Lab(clients=1) as lab, running_engine(lab, [], self._sleepers * 100 // 90 + 1000, 100) as engine:
             began, count = time.monotonic(), 0
-            for keys, kas, numbers, _ in self._store.sleeping_parts(descending=True):
-                done, errors = engine.put_back(keys, kas, numbers, -1000, -1000)
+            for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):
+                done, errors = engine.put_back(keys, kas, numbers, clocks, dict.fromkeys(clocks, (-1000, -1000)))
                 if done < len(numbers) or any(errors):
                     raise RuntimeError(f"{done} of {len(numbers)} went back, with errors {set(errors)}")
                 count += done

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from errno import EEXIST, EOPNOTSUPP
+from errno import EEXIST, EOPNOTSUPP, ESTALE
 
 import pytest
 
@@ -29,9 +29,12 @@ def row(box: EngineLab, number: int, where: int = 0, flags: int = 0, by_key: boo
     return Record(Key.of(client, 2000, host, port).pack(), ka, REST.pack(number, 0, 65535, 65535, 0, 1460, 0, 0, 0))
 
 
-def put_back(box: EngineLab, rows: list[Record], far_ms: int = FAR_MS) -> tuple[int, bytes]:
+def put_back(box: EngineLab, rows: list[Record], *far_ms: int, clocks: int = 1) -> tuple[int, bytes]:
+    """far_ms: of each clock. clocks: how many the rows have, by turns."""
+    shifts = {clock: (ms, TIMESTAMPS_MS) for clock, ms in enumerate(far_ms or (FAR_MS,), 1)}
+    of = array("Q", (at % clocks + 1 for at in range(len(rows))))
     return box.engine.put_back(b"".join(one.key_raw for one in rows), b"".join(one.ka for one in rows),
-                               array("Q", (one.id for one in rows)), far_ms, TIMESTAMPS_MS)  # fmt: skip
+                               array("Q", (one.id for one in rows)), of, shifts)  # fmt: skip
 
 
 def test_they_are_in_the_table_on_this_boots_clock(box: EngineLab) -> None:
@@ -57,6 +60,14 @@ def test_who_was_heard_by_a_clock_that_was_ahead_has_not_been_silent_for_days(bo
     assert ahead.record.silence_s < 60
     assert behind is not None
     assert 86_000 <= behind.record.silence_s < 86_060
+
+
+def test_each_is_on_this_boots_clock_by_that_of_its_row(box: EngineLab) -> None:
+    """Of three clocks, by turns, of which the third one is unknown."""
+    rows = [row(box, number) for number in range(1, 7)]
+    assert put_back(box, rows, FAR_MS, FAR_MS - 60_000, clocks=3) == (6, bytes((0, 0, ESTALE, 0, 0, ESTALE)))
+    found = [(box.engine.find(one.key), one.shifted(FAR_MS, 0).heard_s) for one in rows]
+    assert [event and event.record.heard_s - heard_s for event, heard_s in found] == [0, -60, None] * 2
 
 
 def test_what_cannot_go_back_this_way_is_told_apart(box: EngineLab) -> None:

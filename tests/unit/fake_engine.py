@@ -11,9 +11,9 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from errno import EBUSY, EEXIST, ENOENT, ENOSPC
+from errno import EBUSY, EEXIST, ENOENT, ENOSPC, ESTALE
 
 from appliance.engine import EngineError
 from appliance.wire import (
@@ -140,16 +140,18 @@ class FakeEngine:
 
     # -- the engine's face ----
 
-    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], ms: int,
-                 timestamps_ms: int) -> tuple[int, bytes]:  # fmt: skip
+    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], clocks: array[int],
+                 shifts: Mapping[int, tuple[int, int]]) -> tuple[int, bytes]:  # fmt: skip
         errors = bytearray(len(numbers))
         for at, number in enumerate(numbers):
             k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
-            if k in self.connections:
+            if clocks[at] not in shifts:
+                errors[at] = ESTALE
+            elif k in self.connections:
                 errors[at] = 0 if self.connections[k].id == number else EEXIST
             else:
                 self.add(k, number, State.SLEEP)
-                self.shifted[number] = ms, timestamps_ms
+                self.shifted[number] = shifts[clocks[at]]
         return len(numbers), bytes(errors)
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import socket
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from errno import EOPNOTSUPP
 from pathlib import Path
@@ -40,7 +40,8 @@ class Table(FakeEngine):
         self.refused: set[int] = set()
         self.put: list[int] = []
 
-    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], ms: int, timestamps_ms: int) -> tuple[int, bytes]:
+    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], clocks: array[int],
+                 shifts: Mapping[int, tuple[int, int]]) -> tuple[int, bytes]:  # fmt: skip
         errors = bytearray(len(numbers))
         for at, number in enumerate(numbers):
             if number in self.refused:
@@ -48,7 +49,7 @@ class Table(FakeEngine):
                 continue
             k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
             self.add(k, number, State.SLEEP)
-            self.shifted[number] = ms, timestamps_ms
+            self.shifted[number] = shifts[clocks[at]]
             self.put.append(number)
         return len(numbers), bytes(errors)
 
