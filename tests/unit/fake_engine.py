@@ -13,7 +13,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from errno import EBUSY, EEXIST, ENOENT, ENOSPC, ESTALE
+from errno import EBUSY, EEXIST, ENOENT, ENOSPC, EOPNOTSUPP, ESTALE
 
 from appliance.engine import EngineError
 from appliance.wire import (
@@ -112,6 +112,8 @@ class FakeEngine:
     grouping: bool = True  # whether it does as it is told about groups
     rules_refused: Exception | None = None
     """What it says to more rules."""
+    filters: bool = False
+    """Whether those whose rows are found by their keys sleep without a slot."""
     without_slot: dict[Key, int] = field(default_factory=dict)
     """The keys that its filter takes for sleepers, and the number of each that is one; 0: it is a stranger."""
 
@@ -145,8 +147,11 @@ class FakeEngine:
         errors = bytearray(len(numbers))
         for at, number in enumerate(numbers):
             k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
+            place = KA.unpack(kas[at * KA.size : (at + 1) * KA.size])[8]
             if clocks[at] not in shifts:
                 errors[at] = ESTALE
+            elif k not in self.connections and (place == NO_REST or k in self.without_slot):
+                errors[at] = EOPNOTSUPP
             elif k in self.connections:
                 errors[at] = 0 if self.connections[k].id == number else EEXIST
             else:
@@ -372,8 +377,11 @@ class FakeEngine:
                 self._refuse(command, where, EEXIST)
                 return
             c = Connection(where, command.record.id, State.NONE, command.record)
-            self.connections[c.key] = c
             self.move(c, State.SLEEP, cause)
+            if self.filters and KA.unpack(c.record.ka)[8] == NO_REST:
+                self.without_slot[c.key] = c.id
+            else:
+                self.connections[c.key] = c
             return
         if c is None and where and self.without_slot.get(where) and command.op in (Op.WAKE, Op.CLOSE, Op.ATTACH):
             c = self.add(where, self.without_slot.pop(where), State.SLEEP)

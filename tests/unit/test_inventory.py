@@ -218,24 +218,24 @@ def test_of_two_rows_with_the_same_key_the_later_connection_is_put_back(rig: Rig
         until(lambda: rig.store.sleeping_by_id(number))
         until(lambda: number in [command.id for command in rig.engine.commands])  # else it is carried out later
 
-    rig.engine.carry_out = False
-    for number, where in ((11, 1), (12, 1), (13, 2)):
-        sleep(number, where)
+    rig.engine.carry_out, rig.engine.filters = False, True
+    for number, where, by_key in ((11, 1, False), (12, 1, False), (13, 2, False), (15, 3, False), (16, 3, True)):
+        sleep(number, where, by_key)
     with sqlite3.connect(tmp_path / "roost.db") as database:
         age(database)
-    sleep(14, 2, by_key=True)  # it has no slot that the engine could refuse the other for
-    rig.engine.carry_out = True
+    sleep(14, 2, by_key=True)  # in this boot
+    rig.engine.carry_out, rig.engine.without_slot = True, {key(2): 14}
     rig.start()
     engine, nobody = cast(Any, rig.engine), cast(Any, None)
     reconciler = Reconciler(
         engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0), nobody
     )
-    assert reconciler._put_back() == 1
-    until(lambda: [row.id for row in rig.store.sleeping_rows()] == [14, 12])
-    until(lambda: len(rig.history()) == 3)
+    assert reconciler._put_back() == 2
+    until(lambda: [row.id for row in rig.store.sleeping_rows()] == [16, 14, 12])
+    closed = {11, 13, 15}
+    until(lambda: {number for number, _, target, _ in rig.history() if target == "CLOSED"} == closed)
     assert {c.key: c.id for c in rig.engine.connections.values()} == {key(1): 12}
-    closed = {number for number, _, target, _ in rig.history() if target == "CLOSED"}
-    assert closed == {11, 13}
+    assert rig.engine.without_slot == {key(2): 14, key(3): 16}
 
 
 def test_the_tables_of_other_pins_are_others(tmp_path: Path) -> None:
