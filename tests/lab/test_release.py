@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from appliance.lab import Lab
-from examples.in_band_frames import Frame, Recipient, Release, Sleep, encode
+from examples.in_band_frames import DLE, Frame, Recipient, Release, Sleep, encode
 from tests.lab.engine_lab import sending
 from tests.lab.in_band_lab import ATTACH_PORT, EVERYTHING, OK, REFUSED, End, InBandLab, Session
 
@@ -85,7 +85,7 @@ def test_figure_6_a_server_has_one_client_after_another_on_one_connection(box: I
 
 def test_all_that_was_said_before_is_through_and_nothing_of_it_is_the_next_clients(box: InBandLab) -> None:
     first, second = quiet(box, "meters"), quiet(box, "meters")
-    down, up = os.urandom(3_000_000), os.urandom(3_000_000)
+    down, up = (os.urandom(3_000_000) + DLE for _ in range(2))  # which a frame may follow
     with asking(box) as server:
         wants(server, first)
         with sending(first.client.sock, up):
