@@ -413,7 +413,8 @@ class Engine:
         """Puts connections whose rows are of earlier boots into the table, in SLEEP: their keys, the `ka` of their
         rows, their numbers and clocks. shifts: by clock, ms and timestamps_ms as of Record.shifted. Of how many it says
         something, an errno each: 0 it is there; EEXIST another connection has the 4-tuple; EOPNOTSUPP: Op.INSERT is to
-        put it back; ESTALE: its clock is not in `shifts`, it is left alone. Fewer than all: there is no room now."""
+        put it back; ESTALE: its clock is not in `shifts`, or it may need no slot, and is left alone. Fewer than all:
+        there is no room now."""
         raw = ffi.new("uint8_t[]", len(numbers))
         known = ffi.new("struct roost_clock[]", [(clock, *by) for clock, by in sorted(shifts.items())])
         of = (ffi.from_buffer("struct roost_key[]", keys), ffi.from_buffer(kas),

@@ -113,8 +113,8 @@ struct roost_clock {
 };
 /* Puts count connections whose rows are of earlier boots back into the table, in SLEEP: keys, kas (roost_ka, service and two bytes),
  * numbers and clocks of their rows. known: these clocks, by ascending numbers. Of how many it says something in errors: 0 it is in
- * the table; EEXIST: another connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, one that may need no slot, or
- * another one may be asleep without: ROOST_OP_INSERT puts it back; ESTALE: its clock is not among these, and it is left alone. Fewer than count: the table is full, or
+ * the table; EEXIST: another connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, which ROOST_OP_INSERT puts
+ * back; ESTALE: its clock is not among these, or it may need no slot, and it is left alone. Fewer than count: the table is full, or
  * about to grow. Any thread's. Before roost_start, in a standby's table, a row takes the place of the slot that an earlier row of
  * its 4-tuple has. */
 uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,

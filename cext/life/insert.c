@@ -96,9 +96,10 @@ static int put_back(struct roost_engine *e, const struct roost_record *record, u
         return 0; /* of a daemon before this one, of this boot, which did not get as far as to say so */
     if (h.by != ROOST_BY_NONE)
         return EEXIST;
-    if (ROOST_FLAGS(record->ka.ctl) & ROOST_F_PAIRED || ROOST_ROW_OF(record->ka.rest) == ROOST_NO_REST ||
-        roost_is_candidate(e, &record->key))
+    if (ROOST_FLAGS(record->ka.ctl) & ROOST_F_PAIRED)
         return EOPNOTSUPP;
+    if (ROOST_ROW_OF(record->ka.rest) == ROOST_NO_REST)
+        return ESTALE;
     const struct roost_ka *slot = roost_insert_sleeping(e, record);
     if (!slot)
         return ENOSPC;

@@ -185,17 +185,19 @@ class Reconciler:
         clocks_off = {clock: (others[clock].shift_ms + ms, others[clock].timestamps_ms + timestamps_ms)
                       for clock, (ms, timestamps_ms) in shifts.items()}  # fmt: skip
         put, after = 0, b""
-        # First: then the engine tells who has the 4-tuple of one that sleeps without a slot.
-        while (by_key := self._store.rows_by_key(after, PAGE)) and not self._end.has_come:
-            put += self._put_back_each(array("Q", (row.id for row in by_key)), boot, shifts)
-            after = by_key[-1].key
         for page in map(_Page._make, self._store.sleeping_parts(descending=True)):
+            if self._store.rows_by_key(limit=1):
+                self._leave_out_followed(page)
             done, refused, single = self._put_back_page(page, clocks_off)
             self._close_refused(refused)
             put += done + self._put_back_each(single, boot, shifts)
             if self._end.has_come:
                 return put
-        self._store.put_back(shifts)
+        while not self._end.has_come and (by_key := self._store.rows_by_key(after, PAGE)):
+            put += self._put_back_each(array("Q", (row.id for row in by_key)), boot, shifts)
+            after = by_key[-1].key
+        if not self._end.has_come:
+            self._store.put_back(shifts)
         return put
 
     def _put_back_page(self, page: _Page,
@@ -269,9 +271,23 @@ class Reconciler:
             if latest.setdefault(row.key, row.id) <= row.id:
                 latest[row.key] = row.id
                 yield row
-                continue
-            key = Key.unpack(row.key)
-            log.warning("%s: not put back: it has connected again", key.client_text,
-                        extra=about(connection=row.id, client=key))  # fmt: skip
-            closed = history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED)
-            self._store.add([closed], deletes=[(row.key, row.id)])
+            else:
+                self._close_followed(row)
+
+    def _leave_out_followed(self, page: _Page) -> None:
+        """The rows of those whose client has a later connection from the same port, which sleeps without a slot, or did
+        before the reboot: it goes back after them."""
+        keys = [page.keys[at : at + KEY.size] for at in range(0, len(page.keys), KEY.size)]
+        latest = self._store.sleeping_ids(dict.fromkeys(keys, 0))
+        followed = [at for at, key in enumerate(keys) if latest.get(key, 0) > page.numbers[at]]
+        for at in followed:
+            page.clocks[at] = 0  # of no clock: the engine leaves it alone
+        for row in self._store.rows_numbered([page.numbers[at] for at in followed]):
+            self._close_followed(row)
+
+    def _close_followed(self, row: SleepingRow) -> None:
+        key = Key.unpack(row.key)
+        log.warning("%s: not put back: it has connected again", key.client_text,
+                    extra=about(connection=row.id, client=key))  # fmt: skip
+        closed = history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED)
+        self._store.add([closed], deletes=[(row.key, row.id)])

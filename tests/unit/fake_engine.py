@@ -13,7 +13,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from errno import EBUSY, EEXIST, ENOENT, ENOSPC, EOPNOTSUPP, ESTALE
+from errno import EBUSY, EEXIST, ENOENT, ENOSPC, ESTALE
 
 from appliance.engine import EngineError
 from appliance.wire import (
@@ -148,10 +148,8 @@ class FakeEngine:
         for at, number in enumerate(numbers):
             k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
             place = KA.unpack(kas[at * KA.size : (at + 1) * KA.size])[8]
-            if clocks[at] not in shifts:
+            if clocks[at] not in shifts or (k not in self.connections and place == NO_REST):
                 errors[at] = ESTALE
-            elif k not in self.connections and (place == NO_REST or k in self.without_slot):
-                errors[at] = EOPNOTSUPP
             elif k in self.connections:
                 errors[at] = 0 if self.connections[k].id == number else EEXIST
             else:

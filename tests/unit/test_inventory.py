@@ -440,7 +440,7 @@ def test_rows_that_go_back_one_by_one_do_so_in_pages_though_clocks_take_turns(
     rows_numbered, pages = rig.store.rows_numbered, list[int]()
 
     def counting(numbers: Sequence[int]) -> Iterator[SleepingRow]:
-        pages.append(len(numbers))
+        pages.extend([len(numbers)] if numbers else [])
         return rows_numbered(numbers)
 
     rig.engine.carry_out = False
