@@ -13,7 +13,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from errno import EBUSY, EEXIST, ENOENT, ENOSPC, ESTALE
+from errno import EBUSY, EEXIST, ENOENT, ENOSPC, EOPNOTSUPP, ESTALE
 
 from appliance.engine import EngineError
 from appliance.wire import (
@@ -44,7 +44,7 @@ from appliance.wire import (
     Sought,
     Tally,
 )
-from appliance.wire.record import low_bits_of
+from appliance.wire.record import PAIRED, low_bits_of
 from control.core.states import AWAKE, Cause, State
 
 
@@ -53,11 +53,13 @@ def key(number: int = 1, port: int = 40000) -> Key:
 
 
 def record(
-    k: Key, identity: int, service: int = 1, *, active_ms: int = 0, ts_offset: int = 0, by_key: bool = False
-) -> Record:
+    k: Key, identity: int, service: int = 1, *, active_ms: int = 0, ts_offset: int = 0, by_key: bool = False,
+    flags: int = 0,
+) -> Record:  # fmt: skip
     """by_key: nothing but its row will know its number when it sleeps."""
     rest = NO_REST if by_key or not identity else 1 << ROW_BITS | identity % (1 << ROW_BITS)
-    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, rest, service, 0)
+    ctl = State.IDLE | flags << 16
+    ka = KA.pack(ctl, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, rest, service, 0)
     return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, 0, 1460, 0, 0, 0))
 
 
@@ -147,9 +149,11 @@ class FakeEngine:
         errors = bytearray(len(numbers))
         for at, number in enumerate(numbers):
             k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
-            place = KA.unpack(kas[at * KA.size : (at + 1) * KA.size])[8]
-            if clocks[at] not in shifts or (k not in self.connections and place == NO_REST):
+            ka = KA.unpack(kas[at * KA.size : (at + 1) * KA.size])
+            if clocks[at] not in shifts or (k not in self.connections and ka[8] == NO_REST):
                 errors[at] = ESTALE
+            elif k not in self.connections and ka[0] >> 16 & PAIRED:
+                errors[at] = EOPNOTSUPP
             elif k in self.connections:
                 errors[at] = 0 if self.connections[k].id == number else EEXIST
             else:
