@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import socket
 import struct
 import threading
@@ -31,7 +32,7 @@ from typing import Any, Final, Self, cast
 from appliance.box.router import open_routes
 from appliance.engine import Engine, unpin
 from appliance.engine.bridge import Bridge
-from appliance.lab import Lab, leftovers
+from appliance.lab import DaemonHandle, Lab, leftovers, wait_until
 from appliance.paths import bpf_objects
 from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, Sought
 from control.core.states import Cause, State
@@ -548,6 +549,18 @@ def threads_of(process: int) -> dict[int, str]:
         with suppress(FileNotFoundError, ProcessLookupError):
             stats[int(task.name)] = (task / "stat").read_text()
     return stats
+
+
+@contextmanager
+def stopped(daemon: DaemonHandle) -> Iterator[None]:
+    """Whatever the kernel receives meanwhile, the engine finds in one turn of its loop. A thread goes on for some
+    milliseconds after the signal is sent."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: all(") T " in stat for stat in threads_of(daemon.pid).values()), 10, "all stopped")
+        yield
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
 
 
 def engine_peer(engine: Engine, record: Record) -> Record | None:

@@ -4,34 +4,22 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
-from appliance.lab import DaemonHandle, Lab, wait_until
+from appliance.lab import Lab, wait_until
 from appliance.wire import Op
 from control.core.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info, threads_of
+from tests.lab.engine_lab import EngineLab, receive, reset, stopped, tcp_info
 from tests.lab.test_relay import send_and_close
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 PORT = 8000
-
-
-@contextmanager
-def stopped(daemon: DaemonHandle) -> Iterator[None]:
-    """Whatever the kernel receives meanwhile, the engine finds in one turn of its loop."""
-    os.kill(daemon.pid, signal.SIGSTOP)
-    try:
-        wait_until(lambda: all(") T " in stat for stat in threads_of(daemon.pid).values()), 10, "all stopped")
-        yield
-    finally:
-        os.kill(daemon.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("end", [reset, socket.socket.close], ids=["RST", "FIN"])

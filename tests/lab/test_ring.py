@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -12,10 +11,18 @@ import pytest
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.service_manager import ServiceManager
+from tests.lab.engine_lab import stopped
 
 PORT = 8000
 FROZEN_S = 2.0
 CLIENTS, MSS = 40, 1448
+
+
+def repeated(lab: Lab) -> int:
+    """Clients that wait for the acknowledgement of what they have sent again."""
+    with lab.enter("wan"):
+        out = subprocess.run(["ss", "-Htin", f"dport = {PORT}"], capture_output=True, text=True, check=True)
+    return out.stdout.count(" backoff:")
 
 
 @pytest.mark.parametrize(("segments", "restarts"), [(2, 0), (3, 0), (4, 0), (7, 0), (3, 1)])
@@ -35,12 +42,12 @@ def test_a_request_whose_end_found_no_room_is_not_cut_in_two(segments: int, rest
             swarm = lab.swarm()
             swarm.connect(CLIENTS, (lab.address("box", "wan0"), PORT))
             wait_until(lambda: daemon.counts().get("IDLE") == CLIENTS, 10, "all are in IDLE")
-            os.kill(daemon.pid, signal.SIGSTOP)
             (peer,) = swarm.peers
             size = segments * MSS // 2 - 100
-            asked = peer.send("say", n=CLIENTS, concurrency=CLIENTS, size=size, timeout_s=30, twice=False)
-            time.sleep(FROZEN_S * (1 + 2 * restarts))
-            os.kill(daemon.pid, signal.SIGCONT)
+            with stopped(daemon):
+                asked = peer.send("say", n=CLIENTS, concurrency=CLIENTS, size=size, timeout_s=30, twice=False)
+                wait_until(lambda: repeated(lab) == CLIENTS, 20, "all have asked, and once more")
+                time.sleep(FROZEN_S * (1 + 2 * restarts))
             wait_until(lambda: daemon.counts().get("ACTIVE"), 10, "links have a head")
             assert daemon.status()["counters"]["ring_full"] > CLIENTS
             for _ in range(restarts):
