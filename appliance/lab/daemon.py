@@ -80,9 +80,10 @@ class DaemonHandle:
                 raise DaemonError(f"the daemon ended (exit code {self._process.wait()}):\n{self.log_tail()}"
                                   f"{self._sockets()}")  # fmt: skip
             try:
-                if not (problem := self.standby()):
-                    self.status()
+                answer = self.http("GET", "/v1/status")
+                if answer.status_code == 200:
                     return
+                problem = answer.text  # that it stands by, e.g. until the lease of the machine before it is over
             except httpx.TransportError as error:
                 problem = str(error)
             if time.monotonic() > deadline:
