@@ -95,7 +95,7 @@ class _Cut:
         # Those that were born asleep and never spoke get rows by `roost drain` alone.
         first.process.popen.send_signal(signal.SIGUSR1)
         first.process.wait(ASLEEP_S)
-        watchers = [keepalived(lab, "box", first)]  # it takes the address away until there is a daemon
+        watchers = [keepalived(lab, "box", first)]
         first.begin()
         with Echo(lab.space("lan"), lab.address("lan", "eth0"), PORT):
             wait_until(lambda: first.counts().get("SLEEP") == self._total, ASLEEP_S, "all asleep", every_s=0.5)

@@ -250,7 +250,7 @@ def test_keepalived_moves_the_address_when_a_machine_loses_its_power() -> None:
     with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab, ExitStack() as stack:
         pair = pair_of(lab, Postgres(cluster).url)
         stack.callback(pair.print_logs)
-        watcher = keepalived(lab, "box", pair.first)  # without a daemon there is no address
+        watcher = keepalived(lab, "box", pair.first)
         pair.first.begin()
         wait_until(pair.first.counts, 20, "the first one has the connections")
         keepalived(lab, "box2", pair.second)
