@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -21,7 +22,7 @@ from typing import Final
 
 _CLONE_NEWNET: Final = 0x40000000
 _SIOCETHTOOL: Final = 0x8946
-# The setters of linux/ethtool.h that take one value, by the names of ethtool(8).
+# The setters of linux/ethtool.h that take one value, by the names of ethtool(8); each getter is the number before.
 _OFFLOADS: Final = {"tx": 0x17, "sg": 0x19, "tso": 0x1F, "gso": 0x24, "gro": 0x2C}
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
@@ -107,12 +108,22 @@ class Namespace:
             return file.read().strip()
 
     def offload(self, ifname: str, **features: bool) -> None:
-        """Switch offloads of an interface, by the names of ethtool(8): offload("eth0", tx=False, gro=True)."""
+        """Switch offloads of an interface, by the names of ethtool(8): offload("eth0", tx=False, gro=True). One that is
+        so already stays, even if it cannot be switched: native XDP takes TSO from the other end of a veth pair."""
         with self.entered(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
-            for feature, on in features.items():
-                value = array.array("I", [_OFFLOADS[feature], int(on)])
+
+            def ethtool(command: int, on: bool) -> bool:
+                value = array.array("I", [command, int(on)])
                 request = struct.pack("16sQ16x", ifname.encode(), value.buffer_info()[0])
                 fcntl.ioctl(control.fileno(), _SIOCETHTOOL, request)
+                return bool(value[1])
+
+            for feature, on in features.items():
+                try:
+                    ethtool(_OFFLOADS[feature], on)
+                except OSError as error:
+                    if error.errno != errno.EOPNOTSUPP or ethtool(_OFFLOADS[feature] - 1, on) != on:
+                        raise
 
     def close(self) -> None:
         if self.fd >= 0:

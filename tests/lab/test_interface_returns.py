@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from contextlib import ExitStack
@@ -85,3 +87,10 @@ def test_clients_that_speak_as_soon_as_an_interface_has_come_back_are_not_reset(
         speaking.end()
         assert (speaking.failed, clients.stats().dead) == (0, {})
         wait_until(lambda: "quarantine" not in lab.nft("box", "list tables"), 10, "resets are sent again")
+
+
+def test_the_lab_switches_offloads_of_a_link_that_the_engine_has_already(box: EngineLab) -> None:
+    """The daemon may hear of an interface that is made anew before the lab has switched its offloads."""
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        box.lab.space("nat").offload("outside", tso=True)
+    box.lab.space("nat").offload("outside", tso=False)
