@@ -522,14 +522,16 @@ def meddler(lab: Lab, port: int, meddle: Callable[[bytes, int], bytes]) -> Itera
 
 
 def at(position: int, change: Callable[[bytes], bytes]) -> Callable[[bytes, int], bytes]:
-    """A meddler that changes the first chunk of 1000 bytes and more after a position."""
+    """A meddler that changes 500 bytes of the first chunk of 1000 bytes and more after a position. Damage has two
+    explanations where a byte that comes is by chance the one that is expected: they begin where none is."""
     done: list[bool] = []
 
     def meddle(data: bytes, offset: int) -> bytes:
         if done or offset < position or len(data) < 1000:
             return data
         done.append(True)
-        return data[:100] + change(data[100:600]) + data[600:]
+        begin = next(n for n in range(100, 500) if len({data[n], data[n + 250], data[n + 500]}) == 3)
+        return data[:begin] + change(data[begin : begin + 500]) + data[begin + 500 :]
 
     return meddle
 
