@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
-import time
 from pathlib import Path
-from typing import Final
 
 import click
 
 from control.cli.client import Client, daemon_options, json_option
-
-LOOK_S: Final = 0.2
 
 
 @click.command("drain")
@@ -43,17 +40,13 @@ def command(daemon: Client, yes: bool, timeout_s: int, as_json: bool) -> None:
         )
     pid, pins = int(status["pid"]), Path(status["pin_dir"])
     try:
-        os.kill(pid, signal.SIGUSR1)
+        process = os.pidfd_open(pid)
+        signal.pidfd_send_signal(process, signal.SIGUSR1)
     except (ProcessLookupError, PermissionError) as error:
         raise click.ClickException(f"the daemon (pid {pid}) cannot be told: {error.strerror}; run it on its machine, "
                                    "as root") from None  # fmt: skip
-    deadline = time.monotonic() + timeout_s
-    while Path(f"/proc/{pid}").exists():
-        if time.monotonic() > deadline:
-            raise click.ClickException(
-                f"the daemon (pid {pid}) still writes rows after {timeout_s} s; its log says more"
-            )
-        time.sleep(LOOK_S)
+    if not select.select([process], [], [], timeout_s)[0]:  # it has ended, whether or not its parent has heard
+        raise click.ClickException(f"the daemon (pid {pid}) still writes rows after {timeout_s} s; its log says more")
     if (pins / "tables4").exists():
         raise click.ClickException(f"not every connection has a row; they are asleep in {pins}. Its log says why; "
                                    "begin the daemon again, unless its service manager does")  # fmt: skip

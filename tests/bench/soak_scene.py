@@ -172,9 +172,6 @@ class Box:
         """Every connection gets its row, and the daemon ends. RuntimeError with what the command says if it failed."""
         argv = [sys.executable, "-m", "control.cli.main", "drain", "--yes", "--socket", str(self.daemon.control_socket)]
         process = self.lab.run("box", argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=python_environment())
-        while process.running:  # it waits for the daemon to be gone, which takes that its exit code is asked for
-            _ = self.daemon.running
-            time.sleep(0.05)
         if process.wait():
             assert process.popen.stdout is not None
             raise RuntimeError(f"roost drain: {process.popen.stdout.read().decode()}")
