@@ -49,7 +49,7 @@ VARYING: Final = (
     (r"\b\d+\.\d s\b", "SECONDS"),
     (r"(?<=keepalive,)[\d.minsec]+", "SECONDS"),
     (r"(?<=198\.19\.0\.1:)\d+|(?<=10\.10\.0\.2:)\d+|(?<=10\.3\.0\.2:)\d{4,5}(?=\s+connect\b)", "PORT"),
-    (r"\b1\d{5}\b|^ *\d+(?=  [A-Z]+  )", "NUMBER"),
+    (r"^ *\d+(?=  (?:[A-Z]+|…)  )|\b\d+(?= +198\.19\.0\.1:)", "NUMBER"),
 )
 """What the tutorial says is another each time, and a word for each."""
 
