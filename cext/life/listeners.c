@@ -200,7 +200,11 @@ static struct roost_listener *listener_for(struct roost_engine *e, uint16_t serv
 int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
     if (!listener_for(e, service->index) || service->index == 0 || service->index >= places)
-        return roost_complain(why, ENOSPC, "no place for service %u: at most %zu", service->index, places - 1);
+        return roost_complain(
+            why, ENOSPC,
+            "no number is left for it: there are %zu, and every name that a service has had keeps its own, "
+            "which the history has; give it the name of one that is gone",
+            places - 1);
     int fd = roost_listen(e, service->listen, service->listen_port, service->transparent, why);
     if (fd < 0)
         return fd;

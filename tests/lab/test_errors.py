@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,12 @@ def test_a_start_that_fails_leaves_the_sleepers_of_the_daemon_before_it(box: Eng
     assert "the guard" in left_behind(box.lab, box.pin_dir)
     box.start()
     box.wake_and_answer(pair)
+
+
+def test_one_service_too_many_is_told_of_the_names_that_have_been(box: EngineLab) -> None:
+    """Numbers go by name, and by them the history tells services apart: none is given twice."""
+    with pytest.raises(EngineError, match=r"no number is left for it: there are 1023, .* the name of one that is gone"):
+        box.engine.add_service(replace(box.spec(4), index=1024))
 
 
 def test_a_foreign_xdp_program_is_named_with_its_owner_and_the_way_out(lab: Lab) -> None:
