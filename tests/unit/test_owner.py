@@ -255,9 +255,10 @@ class TestOfAPair:
         until(lambda: not store.take())
 
     def test_one_that_lives_and_renews_its_lease_keeps_the_database(self, rig: Rig) -> None:
-        there = rig.store(replace(rig.here, instance="there", pid_namespace=1), paired_lease_s=1.0)
+        lease_s = 3.0  # longer than the writer may wait for a processor and a disk
+        there = rig.store(replace(rig.here, instance="there", pid_namespace=1), paired_lease_s=lease_s)
         begin(there)
-        here, until_s = rig.store(rig.here, paired_lease_s=1.0), time.monotonic() + 2.5
+        here, until_s = rig.store(rig.here, paired_lease_s=lease_s), time.monotonic() + 1.5 * lease_s
         while time.monotonic() < until_s:
             assert here.take()
             time.sleep(0.05)
