@@ -522,8 +522,8 @@ def meddler(lab: Lab, port: int, meddle: Callable[[bytes, int], bytes]) -> Itera
 
 
 def at(position: int, change: Callable[[bytes], bytes]) -> Callable[[bytes, int], bytes]:
-    """A meddler that changes 500 bytes of the first chunk of 1000 bytes and more after a position. Damage has two
-    explanations where a byte that comes is by chance the one that is expected: they begin where none is."""
+    """A meddler that changes 500 bytes of the first chunk of 1000 bytes and more after a position. They begin where no
+    byte that the change brings next is by chance the expected one: there the damage would have two explanations."""
     done: list[bool] = []
 
     def meddle(data: bytes, offset: int) -> bytes:
