@@ -61,6 +61,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_CANDIDATES_DROPPED] = "perhaps_dropped",
     [ROOST_E_CANDIDATES_SLEPT] = "perhaps_slept",
     [ROOST_E_CANDIDATES_STRANGERS] = "perhaps_strangers",
+    [ROOST_E_CANDIDATES_REFUSED] = "perhaps_refused",
     [ROOST_E_FILTER_FULL] = "filter_full",
     [ROOST_E_CLASSES_FULL] = "classes_full",
     [ROOST_E_WAKES_REFUSED] = "wakes_refused",
@@ -72,9 +73,10 @@ static const char *const engine_names[ROOST_E_COUNT] = {
 
 /* Counters of parts, and then gauges. */
 static const char *const other_names[] = {
-    "table_refused",   "events_lost",  "replay_failed",  "probes_raw",     "awake",        "table_ipv4",
-    "table_ipv6",      "idle_records", "events_waiting", "ipv4_slots",     "ipv6_slots",   "idle_slots",
-    "servers_waiting", "born",         "sockets_spare",  "filter_members", "filter_slots", "perhaps_waiting"};
+    "table_refused",     "events_lost",  "replay_failed",  "probes_raw",     "awake",        "table_ipv4",
+    "table_ipv6",        "idle_records", "events_waiting", "ipv4_slots",     "ipv6_slots",   "idle_slots",
+    "servers_waiting",   "born",         "sockets_spare",  "filter_members", "filter_slots", "perhaps_waiting",
+    "perhaps_remembered"};
 #define OTHERS (sizeof(other_names) / sizeof(other_names[0]))
 #define COUNTERS_OF_PARTS 4
 
@@ -118,7 +120,8 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->spares.count;
     *value++ = e->filter.bucket ? e->filter.gate->members : 0;
     *value++ = (uint64_t)e->filter.buckets * ROOST_FILTER_PLACES;
-    *value++ = e->recall.asked + e->recall.kept;
+    *value++ = e->recall.remember[ROOST_R_ASKED] + e->recall.remember[ROOST_R_RESET];
+    *value++ = e->recall.remember[ROOST_R_KNOWN];
     roost_unlock(e);
     return 0;
 }

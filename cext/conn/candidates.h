@@ -20,11 +20,18 @@ struct roost_engine;
 struct roost_command;
 struct roost_event;
 
+/* Why a key is remembered. */
+enum roost_remembered {
+    ROOST_R_ASKED, /* its question is on its way */
+    ROOST_R_RESET, /* the question failed, and an RST is not repeated: it is asked again */
+    ROOST_R_KNOWN, /* the row was read, and what had come was not its sleeper's. Nothing waits */
+    ROOST_REMEMBERED
+};
+
 struct roost_recall {
-    struct roost_hash by_key; /* struct roost_asked_for */
-    uint32_t asked;           /* questions, without those kept for an RST */
-    uint32_t kept;
-    uint32_t budget; /* of questions, until it is filled up */
+    struct roost_hash by_key;            /* struct roost_asked_for */
+    uint32_t remember[ROOST_REMEMBERED]; /* how many keys for each reason */
+    uint32_t budget;                     /* of questions, until it is filled up */
     uint64_t filled_ms;
     uint64_t look_ms; /* when the questions are looked at next */
 };

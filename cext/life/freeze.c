@@ -306,7 +306,7 @@ static bool wanted(const struct roost_conn *c, struct taken *client, struct take
     for (const struct roost_held *h = c->held; h; h = h->next) {
         struct taken *leg = h->server ? server : client;
         struct roost_segment segment;
-        enum roost_verdict verdict = roost_judge_held(h, &leg->taking.ka, &segment);
+        enum roost_verdict verdict = roost_judge_kept(h->data, h->length, h->l3, &leg->taking.ka, &segment);
         if (verdict == ROOST_V_WAKE)
             return true;
         if (verdict == ROOST_V_ANSWER) {

@@ -84,12 +84,11 @@ void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, str
     e->stat[roost_datapath_send(&e->path, packet, length) ? ROOST_E_ANSWERS : ROOST_E_PROBE_LOST]++;
 }
 
-enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka,
+enum roost_verdict roost_judge_kept(const uint8_t *frame, size_t length, size_t l3, const struct roost_ka *ka,
                                     struct roost_segment *segment) {
     struct roost_ka idle = *ka;
     idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
-    if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
-        !roost_segment_parse(h->data, h->length, h->l3, segment))
+    if (!roost_segment_checksums_good(frame, length, l3) || !roost_segment_parse(frame, length, l3, segment))
         return ROOST_V_DROP;
     return roost_judge(&idle, segment);
 }

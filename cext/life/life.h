@@ -107,8 +107,8 @@ void roost_drop_held(struct roost_conn *c);
 void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count);
 void roost_stray(struct roost_engine *e, const struct roost_frame *f); /* to the stack, at the end of the thaws */
 void roost_strays_turn(struct roost_engine *e);
-/* Whether a held frame would wake a leg with this record; the segment that it is. */
-enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka,
+/* What an inactive leg with this record would make of a frame that was kept; the segment that it is. DROP: it is none. */
+enum roost_verdict roost_judge_kept(const uint8_t *frame, size_t length, size_t l3, const struct roost_ka *ka,
                                     struct roost_segment *segment);
 /* The slot of a connection that wakes holds packets from now on, and no probe goes out for it any more. */
 void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c);

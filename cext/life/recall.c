@@ -14,7 +14,9 @@
 #define ASKED_BY_SYN_MAX (ASKED_MAX / 4) /* no sleeping connection sends a SYN; floods do */
 #define ASKS_A_MS 20                     /* 20,000 a second */
 #define FRAMES_MAX 4                     /* held for one key; the rest comes again, but for an RST */
-#define KEPT_MAX 256                     /* keys with an RST whose question failed */
+#define RESETS_MAX 256                   /* keys with an RST whose question failed */
+#define KNOWN_MAX 1024                   /* keys whose row is known, and that stayed without a slot */
+#define KNOWN_MS 1000                    /* for how long it is, so that segments with wrong numbers cost few reads */
 #define ANSWER_MS 10000                  /* the control plane tries for half as long; then the answer is lost */
 #define LOOK_MS 1000                     /* between two looks at the questions */
 
@@ -28,7 +30,9 @@ struct roost_asked_for {
     struct roost_key key;
     uint64_t at_ms; /* when it was asked for last */
     bool asked;     /* an answer is on its way */
-    bool kept;      /* for an RST: the question failed, and an RST is not repeated */
+    uint8_t why;    /* enum roost_remembered */
+    bool challenged;
+    struct roost_record row; /* the last one read */
     struct parked_frame *frame, **frame_tail;
     struct roost_waiting *command, **command_tail;
     uint32_t frames;
@@ -60,7 +64,7 @@ static bool may_ask(struct roost_engine *e, enum asker by, bool known) {
             passed_ms * ASKS_A_MS < ASKED_MAX - p->budget ? p->budget + (uint32_t)passed_ms * ASKS_A_MS : ASKED_MAX;
         p->filled_ms = e->now_ms;
     }
-    if (!p->budget || (!known && p->asked >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
+    if (!p->budget || (!known && p->remember[ROOST_R_ASKED] >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
         return false;
     p->budget--;
     return true;
@@ -76,12 +80,26 @@ static void ask(struct roost_engine *e, struct roost_asked_for *a) {
     a->asked = true;
 }
 
+static void remember(struct roost_recall *p, struct roost_asked_for *a, enum roost_remembered why) {
+    ROOST_ONE_LESS(p->remember[a->why]);
+    p->remember[why]++;
+    a->why = (uint8_t)why;
+}
+
+static void forget(struct roost_engine *e, struct roost_asked_for *a) {
+    roost_hash_drop(&e->recall.by_key, roost_hash_of_key(e, &a->key), a);
+    ROOST_ONE_LESS(e->recall.remember[a->why]);
+}
+
 /* The one that stands for this key, asked for from now on; NULL: no more can be asked now. */
 static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, enum asker by) {
     struct roost_asked_for *a = of_key(e, key);
     if (a) {
-        if (!a->asked && may_ask(e, by, true))
+        if (!a->asked && may_ask(e, by, true)) {
+            if (a->why == ROOST_R_KNOWN)
+                remember(&e->recall, a, ROOST_R_ASKED);
             ask(e, a);
+        }
         return a;
     }
     a = may_ask(e, by, false) ? calloc(1, sizeof(*a)) : NULL;
@@ -92,7 +110,7 @@ static struct roost_asked_for *asked_for(struct roost_engine *e, const struct ro
     a->key = *key;
     a->frame_tail = &a->frame;
     a->command_tail = &a->command;
-    e->recall.asked++;
+    e->recall.remember[ROOST_R_ASKED]++;
     ask(e, a);
     return a;
 }
@@ -108,33 +126,6 @@ static void stranger(struct roost_engine *e, const struct roost_frame *f) {
         return;
     roost_sockets_note(e, &f->key); /* as XDP does when it lets a SYN pass */
     roost_stray(e, f);
-}
-
-void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
-    struct roost_segment segment;
-    if (!roost_is_candidate(e, &f->key)) {
-        stranger(e, f);
-        return;
-    }
-    bool whole = f->length && roost_segment_parse(f->data, f->length, f->l3, &segment);
-    bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
-    bool reset = whole && segment.flags & ROOST_RST;
-    struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
-    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset || f->length > ROOST_FRAME_JUMBO) {
-        e->stat[ROOST_E_CANDIDATES_DROPPED]++;
-        return;
-    }
-    if (!whole || !roost_segment_checksums_good(f->data, f->length, f->l3))
-        return; /* no packet of a sleeper's, and the stack would not take it from us */
-    struct parked_frame *parked = malloc(sizeof(*parked) + f->length);
-    if (!parked)
-        return; /* its sender retransmits */
-    parked->next = NULL;
-    parked->reset = reset;
-    memcpy(&parked->frame, f, sizeof(*f) + f->length);
-    *a->frame_tail = parked;
-    a->frame_tail = &parked->next;
-    a->frames++;
 }
 
 bool roost_recall_command(struct roost_engine *e, struct roost_command *command, int *error) {
@@ -161,8 +152,8 @@ bool roost_recall_command(struct roost_engine *e, struct roost_command *command,
 }
 
 /* Back into the table, in SLEEP: 0 or an errno. */
-static int come_back(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_record record = command->record;
+static int come_back(struct roost_engine *e, const struct roost_record *row) {
+    struct roost_record record = *row;
     record.ka.heard = ROOST_HEARD(e->now_ms / 1000, 0, 0); /* so that it stays a while */
     const struct roost_ka *slot = roost_insert_sleeping(e, &record);
     if (!slot)
@@ -173,11 +164,44 @@ static int come_back(struct roost_engine *e, const struct roost_command *command
     return 0;
 }
 
+/* Whether a packet is its sleeper's: blind segments change nothing. Without a frame its acknowledgement must say it. What is told
+ * where the numbers differ (RFC 9293 3.10.7.4) is told from the row, once while that is known. */
+static bool is_sleepers(struct roost_engine *e, struct roost_asked_for *a, const struct roost_frame *f) {
+    struct roost_segment segment;
+    enum roost_verdict verdict = f->length ? roost_judge_kept(f->data, f->length, f->l3, &a->row.ka, &segment)
+                                 : f->ack == a->row.ka.snd_nxt ? ROOST_V_HEARD
+                                                               : ROOST_V_DROP;
+    if (verdict != ROOST_V_CHALLENGE && verdict != ROOST_V_DROP)
+        return true;
+    e->stat[ROOST_E_CANDIDATES_REFUSED]++;
+    if (verdict == ROOST_V_CHALLENGE && !a->challenged) {
+        a->challenged = true;
+        roost_answer_probe(e, &a->key, &a->row.ka, NULL);
+    }
+    return false;
+}
+
+static void drop_frames(struct roost_asked_for *a) {
+    while (a->frame) {
+        struct parked_frame *parked = a->frame;
+        a->frame = parked->next;
+        free(parked);
+    }
+    a->frame_tail = &a->frame;
+    a->frames = 0;
+}
+
+static void drop(struct roost_engine *e, struct roost_asked_for *a) {
+    forget(e, a);
+    drop_frames(a);
+    free(a);
+}
+
 static void serve_frames(struct roost_engine *e, struct roost_asked_for *a, int error) {
     while (a->frame) {
         struct parked_frame *parked = a->frame;
         a->frame = parked->next;
-        if (!error)
+        if (!error && parked->frame.length)
             roost_take_frame(e, &parked->frame);
         else if (error == ENOENT)
             stranger(e, &parked->frame);
@@ -215,50 +239,106 @@ static bool keep_resets(struct roost_asked_for *a) {
     return a->frames > 0;
 }
 
-/* From here on it counts among those that are kept; false: there are too many. */
-static bool keep(struct roost_recall *p, struct roost_asked_for *a) {
-    if (!a->kept && p->kept < KEPT_MAX) {
-        a->kept = true;
-        p->kept++;
-        ROOST_ONE_LESS(p->asked);
-    }
-    return a->kept;
-}
-
-static void forget(struct roost_engine *e, const struct roost_asked_for *a) {
-    roost_hash_drop(&e->recall.by_key, roost_hash_of_key(e, &a->key), a);
-    if (a->kept)
-        ROOST_ONE_LESS(e->recall.kept);
-    else
-        ROOST_ONE_LESS(e->recall.asked);
-}
-
 /* The question failed. A packet is retransmitted, an RST is not: for that it is asked again. */
 static void give_up(struct roost_engine *e, struct roost_asked_for *a, int error) {
     a->asked = false;
     serve_commands(e, a, error);
     a->command_tail = &a->command;
-    if (keep_resets(a) && keep(&e->recall, a))
+    bool resets = keep_resets(a);
+    if (resets && a->why != ROOST_R_RESET && e->recall.remember[ROOST_R_RESET] < RESETS_MAX)
+        remember(&e->recall, a, ROOST_R_RESET);
+    if (resets && a->why == ROOST_R_RESET)
         return;
     forget(e, a);
     serve_frames(e, a, error);
     free(a);
 }
 
+/* A packet for one whose row is known. */
+static void meet_row(struct roost_engine *e, struct roost_asked_for *a, const struct roost_frame *f) {
+    if (!is_sleepers(e, a, f))
+        return;
+    const struct roost_record row = a->row;
+    drop(e, a);
+    if (!come_back(e, &row) && f->length)
+        roost_take_frame(e, f);
+}
+
+void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
+    struct roost_segment segment;
+    if (!roost_is_candidate(e, &f->key)) {
+        stranger(e, f);
+        return;
+    }
+    bool whole = f->length && roost_segment_checksums_good(f->data, f->length, f->l3) &&
+                 roost_segment_parse(f->data, f->length, f->l3, &segment);
+    if (f->length && !whole)
+        return; /* no packet of a sleeper's, and the stack would not take it from us */
+    bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
+    bool reset = whole && segment.flags & ROOST_RST;
+    struct roost_asked_for *a = of_key(e, &f->key);
+    if (a && a->why == ROOST_R_KNOWN) {
+        meet_row(e, a, f);
+        return;
+    }
+    a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
+    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset) {
+        e->stat[ROOST_E_CANDIDATES_DROPPED]++;
+        return;
+    }
+    uint32_t length = f->length <= ROOST_FRAME_JUMBO ? f->length : 0;
+    struct parked_frame *parked = malloc(sizeof(*parked) + length);
+    if (!parked)
+        return; /* its sender retransmits */
+    parked->next = NULL;
+    parked->reset = reset;
+    memcpy(&parked->frame, f, sizeof(*f) + length);
+    parked->frame.length = length;
+    if (f->length > length)
+        parked->frame.ack = segment.ack;
+    *a->frame_tail = parked;
+    a->frame_tail = &parked->next;
+    a->frames++;
+}
+
 void roost_recall_turn(struct roost_engine *e) {
     struct roost_recall *p = &e->recall;
-    if ((!p->asked && !p->kept) || e->now_ms < p->look_ms)
+    if (!p->by_key.used || e->now_ms < p->look_ms)
         return;
     p->look_ms = e->now_ms + LOOK_MS;
     const struct roost_hash_slot *slot;
     for (uint64_t step = 0; (slot = roost_hash_walk(&p->by_key, 0, UINT64_MAX, &step));) {
         struct roost_asked_for *a = slot->item;
-        if (a->asked && e->now_ms - a->at_ms > ANSWER_MS)
+        if (a->asked && e->now_ms - a->at_ms > ANSWER_MS) {
             give_up(e, a, ETIMEDOUT);
-        else if (!a->asked && may_ask(e, BY_PACKET, true))
+        } else if (a->why == ROOST_R_KNOWN) {
+            if (e->now_ms - a->at_ms >= KNOWN_MS)
+                drop(e, a);
+        } else if (!a->asked && may_ask(e, BY_PACKET, true)) {
             ask(e, a);
+        }
         step -= slot->item != a; /* it is forgotten */
     }
+}
+
+/* None of the packets was its sleeper's. The row is kept for a moment, so that a flood costs few reads and the sleeper is
+ * heard in its midst. */
+static void refuse(struct roost_engine *e, struct roost_asked_for *a) {
+    drop_frames(a);
+    a->asked = false;
+    a->at_ms = e->now_ms;
+    if (e->recall.remember[ROOST_R_KNOWN] < KNOWN_MAX)
+        remember(&e->recall, a, ROOST_R_KNOWN);
+    else
+        drop(e, a);
+}
+
+/* Whether anything that waits for the row is for its sleeper. */
+static bool is_wanted(struct roost_engine *e, struct roost_asked_for *a) {
+    bool wanted = a->command != NULL;
+    for (const struct parked_frame *parked = a->frame; parked && !wanted; parked = parked->next)
+        wanted = is_sleepers(e, a, &parked->frame);
+    return wanted;
 }
 
 void roost_recall_answered(struct roost_engine *e, const struct roost_command *command) {
@@ -268,10 +348,15 @@ void roost_recall_answered(struct roost_engine *e, const struct roost_command *c
     if (!a)
         return;
     bool here = roost_whose(e, key).by != ROOST_BY_NONE; /* by another way, meanwhile */
+    a->row = command->record;
+    a->challenged = false;
     if (here) {
         error = 0;
+    } else if (!error && !is_wanted(e, a)) {
+        refuse(e, a);
+        return;
     } else if (!error) {
-        error = come_back(e, command);
+        error = come_back(e, &command->record);
     } else if (error == ENOENT) {
         roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, key), true);
         e->stat[ROOST_E_CANDIDATES_STRANGERS]++;

@@ -21,7 +21,7 @@ static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const stru
     while (newest->next)
         newest = newest->next;
     if (!roost_repair_peek(newest->server ? c->server.fd : c->client.fd, &now) &&
-        roost_judge_held(newest, &now, &segment) == ROOST_V_WAKE)
+        roost_judge_kept(newest->data, newest->length, newest->l3, &now, &segment) == ROOST_V_WAKE)
         roost_wake_queue(e, c);
 }
 

@@ -347,7 +347,8 @@ static void find_leg(struct roost_engine *e, const struct roost_key *key, struct
 static bool is_reset(const struct roost_conn *c) {
     struct roost_segment segment;
     for (const struct roost_held *h = c->held; h; h = h->next) {
-        if (!h->server && roost_judge_held(h, c->slot, &segment) == ROOST_V_WAKE && segment.flags & ROOST_RST)
+        if (!h->server && roost_judge_kept(h->data, h->length, h->l3, c->slot, &segment) == ROOST_V_WAKE &&
+            segment.flags & ROOST_RST)
             return true;
     }
     return false;

@@ -170,6 +170,7 @@ COUNTERS: Final = (
     ("lookups", "counters.perhaps_asked", "Such connections looked for in the database."),
     ("lookups_found", "counters.perhaps_slept", "Connections that went to SLEEP without a slot."),
     ("lookups_strangers", "counters.perhaps_strangers", "Keys that the filter has and the database has not."),
+    ("lookups_refused", "counters.perhaps_refused", "Packets for such connections, with wrong numbers."),
     ("lookups_dropped", "counters.perhaps_dropped", "Packets dropped for want of an answer from the database."),
     ("lookups_no_row", "control.strangers", "Look-ups that found no row."),
     ("lookups_unanswered", "control.unanswered", "Look-ups that the database did not answer in time."),

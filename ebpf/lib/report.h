@@ -6,8 +6,8 @@
 #include "verifier.h"
 #include "maps.h"
 
-/* why: enum roost_why. 0: the ring is full. */
-GLOBAL int report(const struct roost_key *key, __u32 why) {
+/* ack: what the packet acknowledged; why: enum roost_why. 0: the ring is full. */
+GLOBAL int report(const struct roost_key *key, __u32 ack, __u32 why) {
     if (!key)
         return 0;
     struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
@@ -17,6 +17,7 @@ GLOBAL int report(const struct roost_key *key, __u32 why) {
     }
     __builtin_memset(f, 0, sizeof(*f));
     f->key = *key;
+    f->ack = ack;
     f->why = why;
     bpf_ringbuf_submit(f, 0);
     return 1;

@@ -30,7 +30,10 @@ enum roost_why {
 struct roost_frame {
     struct roost_key key;
     __u32 ifindex;
-    __u32 queue;
+    union {
+        __u32 queue;
+        __u32 ack; /* without a frame, of a candidate: what the packet acknowledged */
+    };
     __u32 length; /* bytes in data; 0 = no frame */
     __u8 why;
     __u8 l3; /* offset of the IP header in data */

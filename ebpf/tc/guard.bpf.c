@@ -7,8 +7,8 @@
  * (RFC 9293 3.10.7.1), so if it is exactly our snd_nxt, its sender sees the connection: wake it,
  * and the retransmission finds a socket.
  *
- * Nor does one leave for a candidate of the filter: the engine puts its connection back into the table, where the
- * retransmission is judged. An RST that the stack sends without a socket has either no ACK or the sequence number 0; a
+ * Nor does one leave for a candidate of the filter: where the number is right, the engine puts its connection back into the
+ * table, and the retransmission is judged there. An RST that the stack sends without a socket has either no ACK or the sequence number 0; a
  * socket's own has both, and goes out (the key may be a false positive).
  */
 #include "ebpf/lib/ctx_skb.h"
@@ -41,7 +41,7 @@ int roost_guard(struct __sk_buff *skb) {
         if ((tcp->ack && tcp->seq) || filter_says(&found, key.local_port) == NO_CANDIDATE)
             return TC_ACT_OK;
         count(ROOST_N_RST_GUARDED);
-        report(&key, ROOST_WHY_CANDIDATE);
+        report(&key, bpf_ntohl(tcp->seq), ROOST_WHY_CANDIDATE);
         return TC_ACT_SHOT;
     }
     struct roost_ka *slot = found.slot;
@@ -49,7 +49,7 @@ int roost_guard(struct __sk_buff *skb) {
     count(ROOST_N_RST_GUARDED);
     __u32 phase = ROOST_PHASE(slot->ctl);
     if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp->seq) == slot->snd_nxt &&
-        report(&key, ROOST_WHY_GUARD))
+        report(&key, slot->snd_nxt, ROOST_WHY_GUARD))
         count(ROOST_N_GUARD_WOKEN);
     return TC_ACT_SHOT;
 }

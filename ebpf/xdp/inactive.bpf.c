@@ -88,6 +88,10 @@ static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const s
             length = 0;                                                                                                \
     } while (0)
 
+static __always_inline long load_ack(struct xdp_md *ctx, const struct packet *p, __be32 *ack) {
+    return bpf_xdp_load_bytes(ctx, p->l4 + __builtin_offsetof(struct tcphdr, ack_seq), ack, sizeof(*ack));
+}
+
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
 GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
     if (!p)
@@ -102,12 +106,15 @@ GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
         INTO_RING(ROOST_FRAME_JUMBO);
     else
         INTO_RING(ROOST_FRAME_LARGE);
-    if (!length)
-        count(ROOST_N_OVERSIZE);
     f->key = p->key;
     f->ifindex = ctx->ingress_ifindex;
     f->queue = ctx->rx_queue_index;
     f->length = length;
+    if (!length) {
+        __be32 ack;
+        count(ROOST_N_OVERSIZE);
+        f->ack = load_ack(ctx, p, &ack) ? 0 : bpf_ntohl(ack);
+    }
     f->why = why;
     f->l3 = p->l3;
     bpf_ringbuf_submit(f, 0);
@@ -248,7 +255,7 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
     case ROOST_V_HOLD:
         return XDP_DROP;
     case ROOST_V_WAKE:
-        if (report(&p->key, ROOST_WHY_GUARD))
+        if (report(&p->key, s.ack, ROOST_WHY_GUARD))
             count(ROOST_N_WOKEN);
         return XDP_DROP;
     default:
@@ -268,8 +275,9 @@ GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const stru
         candidate = filter_says(&found, p->key.local_port);
     }
     if (p->fragment) {
-        if (candidate != NO_CANDIDATE)
-            report(&p->key, ROOST_WHY_CANDIDATE);
+        __be32 ack;
+        if (candidate != NO_CANDIDATE && !load_ack(ctx, p, &ack))
+            report(&p->key, bpf_ntohl(ack), ROOST_WHY_CANDIDATE);
         return XDP_PASS;
     }
     if (candidate != NO_CANDIDATE)

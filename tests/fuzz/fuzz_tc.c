@@ -123,7 +123,7 @@ static void guard(uint8_t *frame, size_t length) {
     if (rst && candidate && host.records) {
         const struct roost_frame *asks = host.record[0].data;
         claim(host.record[0].size == sizeof(*asks) && asks->why == ROOST_WHY_CANDIDATE && !asks->length &&
-                  !memcmp(&asks->key, &key, sizeof(key)),
+                  !memcmp(&asks->key, &key, sizeof(key)) && asks->ack == get32(frame + t.l4 + 4),
               "the guard asks about another connection");
     }
     claim(!(rst && candidate) || host.records == !host.ring_full, "the guard asks %d times", host.records);

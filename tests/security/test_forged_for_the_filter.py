@@ -5,10 +5,12 @@ nothing dies, and what they make the appliance do is bounded."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from scapy.layers.inet import TCP, fragment
+from scapy.layers.inet6 import IPv6ExtHdrDestOpt
 from scapy.packet import Raw
 
 from appliance.lab import Lab
@@ -19,6 +21,7 @@ from tests.lab.engine_lab import PORT, Pair, receive
 from tests.lab.forged import forged
 from tests.lab.test_relay import rss_bytes
 from tests.lab.wire import Sleeper, Wire
+from tests.security.test_exotic_packets import in_fragments
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/life/recall.c
@@ -39,6 +42,7 @@ def sleeper_of(box: BareSleep, pair: Pair) -> Sleeper:
 
 @BOTH
 def test_forged_segments_for_a_sleeper_wake_nobody_and_draw_no_reset(box: BareSleep, family: int) -> None:
+    """Nor do they bring it back into the table, where it would take a slot's memory until it has been silent."""
     pair = box.let_sleep(family)
     sleeper = sleeper_of(box, pair)
     transitions = box.transitions(pair)
@@ -52,10 +56,73 @@ def test_forged_segments_for_a_sleeper_wake_nobody_and_draw_no_reset(box: BareSl
         {"flags": "", "seq": 9},
     ]
     with Wire(box) as wire:
-        for fields in attacks:
+        for count, fields in enumerate(attacks, 1):
             wire.send(sleeper.ip() / sleeper.tcp(**fields) / Raw(b"evil"))
-            assert [reply for reply in wire.replies(sleeper) if "R" in str(reply["TCP"].flags)] == []
+            assert [reply for reply in wire.replies(sleeper) if "R" in str(reply[TCP].flags)] == []
+            assert (box.stat("perhaps_refused"), box.slots, box.members) == (count, 0, 1)
     assert (box.state(pair), box.transitions(pair)) == (State.SLEEP, transitions)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+def test_a_sleeper_in_the_filter_tells_its_numbers_as_a_socket_would_but_once_a_second(
+    box: BareSleep, family: int
+) -> None:
+    """An RST within the window, or a SYN (RFC 5961 3.2, 4.2): its client may have lost the connection."""
+    pair = box.let_sleep(family)
+    sleeper = sleeper_of(box, pair)
+    with Wire(box) as wire:
+        for seq, flags in ((7, "R"), (4711, "S")):
+            wire.send(*(sleeper.ip() / sleeper.tcp(seq=seq, flags=flags) for _ in range(20)))
+            answers = [(str(reply[TCP].flags), reply[TCP].seq, reply[TCP].ack) for reply in wire.replies(sleeper)]
+            assert answers == [("A", sleeper.snd_nxt, sleeper.rcv_nxt)]
+            box.wait(lambda: box.stat("perhaps_remembered") == 0, "the row that was read is forgotten")
+        assert (box.stat("perhaps_asked"), box.slots) == (2, 0)
+        wire.send(sleeper.ip() / sleeper.tcp(flags="R"))
+        box.wait_state(pair, State.CLOSED)
+
+
+def test_a_sleeper_is_heard_in_the_midst_of_a_flood_for_it(box: BareSleep) -> None:
+    """Few of its packets are kept while the row is read, and forged ones may take their places; then each is judged."""
+    pair = box.let_sleep()
+    sleeper = sleeper_of(box, pair)
+    with Wire(box) as wire:
+        flood = [wire.frame(sleeper.ip() / sleeper.tcp(ack=1 + i, flags="PA") / Raw(b"evil")) for i in range(200)]
+        genuine = wire.frame(sleeper.ip() / sleeper.tcp(flags="PA") / Raw(b"genuine"))
+        wire.send_raw(flood)
+        box.wait(lambda: box.stat("perhaps_refused") > 100, "most are judged by the row that was read once")
+        wire.send_raw([*flood, genuine, *flood])
+        assert receive(box.accept(), 7) == b"genuine"
+    assert box.stat("perhaps_asked") == 1
+
+
+def beyond_xdp(sleeper: Sleeper, segment: Any) -> list[Any]:
+    """What the stack alone understands: a first fragment without the acknowledgement, many extension headers."""
+    if sleeper.v4:
+        parts: list[Any] = fragment(sleeper.ip(id=77, flags=0) / segment, 8)
+        return parts
+    whole = sleeper.ip()
+    for _ in range(7):
+        whole = whole / IPv6ExtHdrDestOpt()
+    return [whole / segment]
+
+
+@BOTH
+@pytest.mark.parametrize("way", [in_fragments, beyond_xdp])
+def test_what_cannot_be_handed_over_moves_a_sleeper_only_with_its_number(
+    box: BareSleep, family: int, way: Callable[[Sleeper, Any], list[Any]]
+) -> None:
+    """Of a fragment, and of what the stack answers with an RST, the acknowledgement alone is known."""
+    pair = box.let_sleep(family)
+    sleeper = sleeper_of(box, pair)
+    with Wire(box) as wire:
+        for wrong in (1, -1, 1 << 31):
+            refused = box.stat("perhaps_refused")
+            wire.send(*way(sleeper, sleeper.tcp(ack=wrong, flags="PA") / Raw(b"evil" * 100)))
+            box.wait(lambda before=refused: box.stat("perhaps_refused") > before, "it is refused")  # type: ignore[misc]
+            assert (box.slots, box.members) == (0, 1)
+        wire.send(*way(sleeper, sleeper.tcp(flags="PA") / Raw(b"real" * 100)))
+        box.wait(lambda: box.stat("perhaps_slept") == 1, "it is in the table, where its retransmission is judged")
     box.wake_and_answer(pair)
 
 
@@ -66,6 +133,7 @@ def test_a_segment_with_a_bad_checksum_changes_nothing(box: BareSleep, family: i
     with Wire(box) as wire:
         wire.send(sleeper.ip() / sleeper.tcp(flags="PA", chksum=0x1234) / Raw(b"evil"))
         assert wire.replies(sleeper) == []
+    assert (box.stat("perhaps_asked"), box.slots, box.members) == (0, 0, 1), "nor is the database asked"
     assert box.state(pair) is State.SLEEP
     box.wake_and_answer(pair)
 
