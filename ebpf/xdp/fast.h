@@ -179,10 +179,11 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
         }
     }
     slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(heard), 0);
-    count_silence(slot->class, heard, now_ms, !behind);
+    int asked = !behind && ROOST_HEARD_PROBES(heard);
+    count_silence(slot->class, heard, now_ms, asked);
     if (!behind) {
         count(ROOST_N_HEARD);
-        return next_probe(ctx);
+        return asked ? next_probe(ctx) : XDP_DROP;
     }
 
     turn((void *)eth, way);

@@ -215,6 +215,8 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     }
 
     __u64 now_ms = coarse_ms(); /* one clock for all that goes out of a sleeping connection: a TSval never goes back */
+    /* What answers no probe lets no further one out, however often it comes. */
+    int asked = ROOST_HEARD_PROBES(ka.heard) != 0;
     switch (roost_judge(&ka, &s)) {
     case ROOST_V_HOLD:
         return hand_over(ctx, p, ROOST_WHY_HOLD);
@@ -226,9 +228,9 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
             slot->ts_recent = s.tsval;
         return counted(ctx, p, answer(ctx, p, &ka, &s, 0), ROOST_N_ANSWERED);
     case ROOST_V_HEARD:
-        heard(slot, &ka, now_ms, 1);
+        heard(slot, &ka, now_ms, asked);
         count(ROOST_N_HEARD);
-        return p->l3 == ETH_HLEN ? next_probe(ctx) : XDP_DROP; /* a probe has no VLAN tag */
+        return asked && p->l3 == ETH_HLEN ? next_probe(ctx) : XDP_DROP; /* a probe has no VLAN tag */
     case ROOST_V_CHALLENGE:
         if (!may_challenge(slot, &ka, now_ms)) {
             count(ROOST_N_CHALLENGE_LIMITED);

@@ -358,7 +358,12 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
         break;
     case ROOST_V_HEARD:
         want.heard = heard;
-        claim_next_probe(o, 3, t->l3 != ETH_HLEN);
+        if (ROOST_HEARD_PROBES(ka->heard)) {
+            claim_next_probe(o, 3, t->l3 != ETH_HLEN);
+            break;
+        }
+        claim_dropped(o, "it answers no probe");
+        claim(next_index < 0 || probing.next == (uint32_t)next_index, "what answers no probe let the next one out");
         break;
     case ROOST_V_CHALLENGE:
         if (last_tick && last_tick == tick) { /* 0: it has not been challenged yet */

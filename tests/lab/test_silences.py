@@ -13,6 +13,7 @@ from control.core.states import State
 from tests.lab.aging import Sleepers
 from tests.lab.engine_lab import EngineLab, Pair
 from tests.lab.test_probing import cut_off
+from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 PROBED = {"probe_retry_s": 1, "probe_count": 1}
@@ -77,6 +78,18 @@ def test_the_answer_to_a_probe_is_counted_with_the_silence_before_it(box: Engine
     probe(box, family)
     box.wait(lambda: box.stat("acks_heard") == 1, "a probe is answered", 10)
     assert only(box, "answered") in range(80, 113), "100 s, give or take an eighth"
+
+
+@BOTH
+@pytest.mark.parametrize("vlan", [None, 0], ids=["untagged", "tagged"])
+def test_an_acknowledgement_that_no_probe_asked_for_is_no_answer(box: EngineLab, family: int, vlan: int | None) -> None:
+    """A window update, or what a client says to have more probes on their way than the engine paces."""
+    pair = aged(box, State.IDLE, 300, family)
+    sleeper = Sleeper(pair, box.record(pair))
+    with Wire(box) as wire:
+        wire.send(*(sleeper.ip() / sleeper.tcp(ts=2 + i) for i in range(5)), vlan=vlan)
+        box.wait(lambda: box.stat("acks_heard") == 5, "they are heard")
+    assert +counted(box) == {"spoke after 256": 1, "spoke after 0": 4}
 
 
 @pytest.mark.engine(service={**PROBED, "probe_interval_s": 1, "most_probe_s": 4})
