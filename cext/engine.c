@@ -336,6 +336,7 @@ int roost_start(roost_engine *e, struct roost_reason *why) {
     if (error)
         return roost_complain(why, error, "cannot start the engine thread: %m");
     e->started = true;
+    e->path.births_cookies->running = 1;
     roost_datapath_keep_pins(&e->path);
     return 0;
 }
@@ -611,8 +612,10 @@ void roost_close(roost_engine *e) {
             else if (c->phase == ROOST_MARKED && slots[i])
                 roost_table_remove(&e->table, slots[i]);
         }
-        if (c->client.fd >= 0)
+        if (c->client.fd >= 0) {
+            roost_births_ended(e, &c->key, c->id);
             close(c->client.fd);
+        }
         if (c->server.fd >= 0)
             close(c->server.fd);
         if (c->server_waits)
@@ -625,6 +628,8 @@ void roost_close(roost_engine *e) {
     roost_conns_free_dead(e);
     roost_spares_close(&e->spares);
     roost_survey_close(&e->survey);
+    if (e->path.births_cookies)
+        e->path.births_cookies->running = 0;
     roost_datapath_close(&e->path);
     roost_endpoints_free(&e->table.endpoints);
     roost_recall_close(e);

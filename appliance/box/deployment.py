@@ -51,6 +51,7 @@ class Planned:
     servers: tuple[ServerAddress, ...] = ()
     transparent: bool = False
     persistent: bool = False
+    born: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def examine(plan: Plan) -> list[Outcome]:
     return [
         *check_interfaces(plan, net),
         *check_clients(plan, net),
+        *check_births(plan, net),
         *check_services(plan, net),
         *check_router(plan, net),
         *check_local_connect(plan, net),
@@ -204,6 +206,19 @@ def check_clients(plan: Plan, net: Network) -> Iterator[Outcome]:
             fix = f"sysctl -w net.ipv4.conf.{name}.rp_filter=2"
             yield outcome(
                 "clients", f"{name}: rp_filter", Need.ADVISED, problem, fix, "strict" if strict else "not strict"
+            )
+
+
+def check_births(plan: Plan, net: Network) -> Iterator[Outcome]:
+    """XDP answers a handshake by the way that the kernel's routing table says: that is told only where it forwards."""
+    families = {ipaddress.ip_address(one.listen[0]).version for one in plan.services if one.born}
+    for version in sorted(families):
+        for name in plan.clients:
+            key = f"ipv{version}/conf/{name}/forwarding"
+            off = None if net.setting(key) else "it is 0: no client is born asleep, each takes a socket to begin with"
+            key = f"net.{key.replace('/', '.')}"
+            yield outcome(
+                "clients", f"{name}: IPv{version} births", Need.ADVISED, off, f"sysctl -w {key}=1", f"{key} = 1"
             )
 
 

@@ -180,6 +180,7 @@ def _offloads(name: str) -> frozenset[str]:
 def _settings(interfaces: Sequence[str]) -> dict[str, int]:
     names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
     names += [f"ipv4/conf/{name}/rp_filter" for name in ("all", *interfaces)]
+    names += [f"ipv{version}/conf/{name}/forwarding" for version in (4, 6) for name in interfaces]
     found = {}
     for name in names:
         with suppress(OSError):

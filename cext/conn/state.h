@@ -366,6 +366,11 @@ struct roost_engine {
     uint64_t births_ms;                  /* when XDP is told the next time that we live */
     uint64_t sockets_ms;                 /* when the sockets that live are noted the next time */
     uint64_t born_before[2];             /* IPv4, IPv6: of XDP's counters when the tables were adopted */
+    uint64_t births_ahead_ms;            /* the clock of cookies less CLOCK_MONOTONIC */
+    struct {                             /* connections with lower numbers came before their cookies' time was over */
+        uint64_t next_id, before;
+        uint64_t at_ms;
+    } old;
     uint8_t scratch[ROOST_SCRATCH];
 };
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/base/clock.h"
 #include "cext/base/count.h"
 #include "life.h"
 
@@ -88,6 +89,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     birth.class = s->index; /* where no rule is for the client */
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
+    rate = rate < UINT16_MAX ? rate : UINT16_MAX - 1; /* it is counted in 16 bits */
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
     if (!was) /* until it is known which keys have sockets */
         roost_births_close(e);
@@ -115,7 +117,21 @@ void roost_births_turn(struct roost_engine *e) {
     if (!gate->services || e->bears_none || e->now_ms < e->births_ms)
         return;
     e->births_ms = e->now_ms + OPEN_S * 1000 / 4;
+    if (e->now_ms - e->old.at_ms > ROOST_COOKIE_LIFE_S * 1000) {
+        e->old.before = e->old.next_id;
+        e->old.next_id = e->next_id;
+        e->old.at_ms = e->now_ms;
+    }
     gate->open_until_s = has_room(e) ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;
+}
+
+static uint32_t births_now_ms(const struct roost_engine *e) {
+    return (uint32_t)(roost_coarse_ms() + e->births_ahead_ms);
+}
+
+void roost_births_ended(struct roost_engine *e, const struct roost_key *key, uint64_t id) {
+    if (e->path.births_gate->services && (!id || id >= e->old.before))
+        roost_cookie_ends(e->path.births_cookies, roost_hash_of_key(e, key), births_now_ms(e));
 }
 
 void roost_share_cookies(roost_engine *e, uint64_t secret0, uint64_t secret1, uint64_t ahead_ms) {
@@ -123,6 +139,10 @@ void roost_share_cookies(roost_engine *e, uint64_t secret0, uint64_t secret1, ui
     e->path.births_gate->secret[0] = secret0;
     e->path.births_gate->secret[1] = secret1;
     bpf_map_update_elem(e->path.map_fd[ROOST_MAP_births_ahead], &zero, &ahead_ms, BPF_ANY);
+    e->births_ahead_ms = ahead_ms;
+    /* What another machine has sent counts here. */
+    for (uint32_t i = 0; i < ROOST_BIRTH_RATES; i++)
+        e->path.births_cookies->sent_s[i] = (uint16_t)(roost_coarse_ms() / 1000);
 }
 
 void roost_births_close(struct roost_engine *e) {
@@ -149,6 +169,13 @@ void roost_born_adopted(struct roost_engine *e) {
     roost_datapath_counters(&e->path, counters);
     e->born_before[0] = counters[ROOST_N_BORN4];
     e->born_before[1] = counters[ROOST_N_BORN6];
+
+    uint32_t zero = 0;
+    bpf_map_lookup_elem(e->path.map_fd[ROOST_MAP_births_ahead], &zero, &e->births_ahead_ms);
+    struct roost_cookies *cookies = e->path.births_cookies;
+    if (cookies->running) /* that engine was killed: what it had awake has ended, and nothing says who that was */
+        for (uint32_t i = 0; i < ROOST_COOKIE_CELLS; i++)
+            cookies->ended_ms[i] = births_now_ms(e);
 }
 
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {

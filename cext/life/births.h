@@ -10,6 +10,9 @@
 
 struct roost_engine;
 
+/* A connection ends: its cookie is worth nothing from now on. To be called before its slot or its socket goes. id: its number;
+ * 0: it has none. */
+void roost_births_ended(struct roost_engine *e, const struct roost_key *key, uint64_t id);
 /* No births until roost_births_tell: what an earlier engine told XDP names its endpoints. */
 void roost_births_forget(struct roost_engine *e);
 /* Tells XDP of a service, or that its clients are not born asleep any more. 0, or -errno. */
@@ -20,7 +23,7 @@ void roost_births_servers(struct roost_engine *e, uint16_t service);
 void roost_births_turn(struct roost_engine *e);
 void roost_births_close(struct roost_engine *e);
 
-/* After roost_table_adopt: what was born until then is counted there. */
+/* After roost_table_adopt: what was born until then is counted there; whose cookies are spent. */
 void roost_born_adopted(struct roost_engine *e);
 /* Slots in use, those that XDP filled included. */
 void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6);

@@ -74,6 +74,7 @@ static uint32_t peek(struct roost_engine *e, struct roost_conn *c) {
 
 static void close_now(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
     uint64_t stayed_ms = e->now_ms - c->since_ms;
+    roost_births_ended(e, &c->key, c->id);
     roost_sockets_note(e, &c->key); /* the kernel keeps TIME-WAIT or an orphan for a while */
     roost_conn_refuse_server(e, c, ECONNRESET);
     roost_leg_close(e, &c->client, reset);

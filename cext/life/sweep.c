@@ -101,6 +101,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     }
     if (ROOST_IS_BORN(slot->rest)) { /* it had no number */
         e->stat[ROOST_E_BORN_GONE]++;
+        roost_births_ended(e, key, 0);
         roost_table_remove(&e->table, slot);
         return;
     }
@@ -109,6 +110,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     roost_post_transition(e, &event, slot->class, (enum roost_state)event.from_state, ROOST_ST_CLOSED,
                           ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);
+    roost_births_ended(e, key, event.id);
     roost_candidate_left(e, key);
     roost_table_remove(&e->table, slot);
 }

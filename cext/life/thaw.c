@@ -247,6 +247,7 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, error);
     c->token = 0;
     if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
+        roost_births_ended(e, &c->key, 0);
         roost_table_remove(&e->table, c->slot);
         c->slot = NULL;
         roost_conn_transition(e, c, ROOST_ST_CLOSED, ROOST_C_COMMAND);

@@ -24,6 +24,7 @@
 
 #include "cext/base/pins.h"
 #include "ebpf/shared/birth.h"
+#include "ebpf/shared/cookies.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/maps.h"

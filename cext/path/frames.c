@@ -30,7 +30,7 @@ static int replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, ui
                 .ctx_size_in = sizeof(context), .repeat = (int)at_once, .batch_size = at_once,
                 .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
     memcpy(frame.errand.secret, d->secret, sizeof(d->secret));
-    __atomic_store_n(d->cursor, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&d->runs->cursor, 0, __ATOMIC_SEQ_CST);
     int e = 0;
     for (uint32_t done = 0; done < count && !e; done += at_once)
         e = roost_datapath_run(d, &options);

@@ -37,7 +37,7 @@ static bool send_singly(struct roost_datapath *d, const struct roost_probe *prob
 }
 
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
-    struct roost_probe_run *r = d->probe_run;
+    struct roost_runs *r = d->runs;
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
     uint32_t count = d->probes_put, lost = 0;
     __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
@@ -68,7 +68,7 @@ struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
 }
 
 uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
-    struct roost_probe_run *r = d->probe_run;
+    struct roost_runs *r = d->runs;
     uint8_t frame[ROOST_PROBE_FRAME] = {0};
     uint32_t live = d->probes_live < d->probes_put ? d->probes_live : d->probes_put, lost = 0;
     LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,

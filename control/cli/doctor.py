@@ -99,6 +99,7 @@ def plan_of(config: "Config") -> "Plan":
                 tuple(map(parse_server, service.every_server)),
                 service.transparent,
                 service.interface == "persistent",
+                service.born != "never",
             )
             for service in config.service
         ),

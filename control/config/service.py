@@ -148,7 +148,9 @@ class Service(Policy):
         description="whether clients may be born asleep: their handshake is answered by SYN cookies in the data path, "
         "without a socket, and whoever says nothing sleeps from the first moment. `storm`: while more than `born_rate` "
         "connect; `always`: for clients that seldom speak at once. Such a client has a number and a history from when "
-        "it speaks, or is spoken to, for the first time. `listen` must name an address",
+        "it speaks, or is spoken to, for the first time. `listen` must name an address, and the interface towards "
+        "clients must forward (`net.ipv4.conf.NAME.forwarding`, also of IPv6): else the data path does not know the "
+        "way to them, and each takes a socket to begin with",
     )
     born_rate: Annotated[int, ToEngine("born_rate")] = Field(
         1000, ge=1, description='with `born = "storm"`: how many clients a second, on one processor, are a storm'

@@ -73,13 +73,14 @@ struct roost_probe {
 };
 #define ROOST_PROBES 4096 /* half of them are offered while the other half is filled */
 
-/* What is offered: probes next, next + 1, ... below count. */
+/* What the frames of runs take: probes next, next + 1, ... below count; of the outbox, the item `cursor`. */
 #define ROOST_PROBE_INTERFACES 8
-struct roost_probe_run {
+struct roost_runs {
     __u32 next, count;
     __u32 now_s; /* CLOCK_MONOTONIC seconds: a route that was looked up in them is good */
     __u32 interfaces;
     __u32 ifindex[ROOST_PROBE_INTERFACES]; /* that clients are behind */
+    __u32 cursor;
 };
 
 /* The engine's own frames for them: from no interface that a program can be attached to, and shorter than a packet. */

@@ -46,14 +46,14 @@
     MAP(challenges,     PERCPU_ARRAY,  INDEXED(struct challenge_budget),  1,                 FIXED,      PINNED, PLAIN)   \
     MAP(births,         HASH,          KEYED(struct roost_birth_place, struct roost_birth),                               \
                                                                           ROOST_MAX_BIRTHS,  FIXED,      PINNED, PLAIN)   \
+    MAP(births_cookies, ARRAY,         INDEXED(struct roost_cookies),     1,                 FIXED,      PINNED, MAPPED)  \
     MAP(rules,          LPM_TRIE,      KEYED(struct roost_rule_key, __u32), ROOST_RULES_MAX, FIXED,      OWN,    GROWING) \
     MAP(births_rate,    PERCPU_ARRAY,  INDEXED(struct birth_rate),        ROOST_BIRTH_RATES, FIXED,      OWN,    PLAIN)   \
     MAP(births_notes,   PERCPU_ARRAY,  INDEXED(struct birth_notes),       1,                 FIXED,      OWN,    PLAIN)   \
     MAP(silences,       PERCPU_ARRAY,  INDEXED(struct roost_silences),    ROOST_SILENCE_PLACES, FIXED,      OWN,    PLAIN)   \
     MAP(outbox,         ARRAY,         INDEXED(struct roost_outbox_item), ROOST_OUTBOX_ITEMS, FIXED,     OWN,    MAPPED)  \
-    MAP(cursor,         ARRAY,         INDEXED(__u32),                    1,                 FIXED,      OWN,    MAPPED)  \
     MAP(probes,         ARRAY,         INDEXED(struct roost_probe),       ROOST_PROBES,      FIXED,      OWN,    MAPPED)  \
-    MAP(probe_run,      ARRAY,         INDEXED(struct roost_probe_run),   1,                 FIXED,      OWN,    MAPPED)  \
+    MAP(runs,           ARRAY,         INDEXED(struct roost_runs),        1,                 FIXED,      OWN,    MAPPED)  \
     MAP(routes,         PERCPU_ARRAY,  INDEXED(struct route),             ROUTES,            FIXED,      OWN,    PLAIN)   \
     MAP(ways_back,      PERCPU_ARRAY,  INDEXED(struct way),               ROUTES,            FIXED,      OWN,    PLAIN)
 

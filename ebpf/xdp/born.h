@@ -10,13 +10,15 @@
  *
  *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
  *
- * and is good for two minutes. Of guesses, one in 2^28 is good. A client that we forgot meanwhile
- * echoes some later timestamp of ours: its cookie is not good any more, or its scale would be taken for another.
+ * and is good for two minutes, but not beyond the end of its connection (cookies.h). Of guesses, one in 2^28 is good; with
+ * timestamps one in 2^43, for the echoed one is our clock of the moment when the cookie was sent. Cookies count while some are sent
+ * for their service, and of those without timestamps so many may be wrong in a tick.
  */
 #ifndef ROOST_BORN_H
 #define ROOST_BORN_H
 
 #include "ebpf/shared/birth.h"
+#include "ebpf/shared/cookies.h"
 #include "ebpf/lib/insert.h"
 #include "ebpf/lib/segment.h"
 #include "ebpf/lib/socket.h"
@@ -25,7 +27,6 @@
 #include "maps.h"
 #include "way.h"
 
-#define COOKIE_PERIOD_S 64
 #define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
 #define COOKIE_HASH_BITS 27
 #define COOKIE_HASH_MASK ((1u << COOKIE_HASH_BITS) - 1)
@@ -39,11 +40,14 @@
 #define OUR_WSCALE 7u
 #define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
 
-/* How many SYNs came for a service, to see a storm. */
+/* Of a service, in a tick: how many SYNs came, to see a storm, and how many cookies that were wrong. */
 struct birth_rate {
-    __u64 tick;
-    __u32 now, before;
+    __u16 tick;
+    __u16 now, before; /* 65,535: or more */
+    __u16 wrong;
 };
+
+#define WRONG_MAX 8192 /* in ROOST_BIRTH_TICK_MS, on one processor: 2^28 take an hour */
 
 /* There is no room: no more cookies until the engine, which sees when there is some, opens the gate again. */
 static __noinline int close_gate(void) {
@@ -54,21 +58,57 @@ static __noinline int close_gate(void) {
     return 0;
 }
 
-static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
+static __always_inline struct birth_rate *rate_of(const struct roost_birth *birth, __u64 now_ms) {
     __u32 service = birth->service;
-    __u64 tick = now_ms / ROOST_BIRTH_TICK_MS;
-    if (!birth->rate)
-        return 1;
+    __u16 tick = now_ms / ROOST_BIRTH_TICK_MS;
     struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &service);
-    if (!r)
-        return 0;
-    if (r->tick != tick) {
-        r->before = r->tick + 1 == tick ? r->now : 0;
-        r->now = 0;
+    if (r && r->tick != tick) {
+        r->before = (__u16)(r->tick + 1) == tick ? r->now : 0;
+        r->now = r->wrong = 0;
         r->tick = tick;
     }
-    r->now++;
+    return r;
+}
+
+static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
+    if (!birth->rate)
+        return 1;
+    struct birth_rate *r = rate_of(birth, now_ms);
+    if (!r)
+        return 0;
+    r->now += r->now != 0xffff;
     return r->now > birth->rate || r->before > birth->rate;
+}
+
+/* Of cookies without timestamps, of which another is wrong, or which are about to be looked at. 0: too many were. */
+static __noinline int wrong_cookies(const struct roost_birth *birth, __u64 now_ms, int more) {
+    struct birth_rate *r = rate_of(birth, now_ms);
+    if (!r)
+        return 0;
+    r->wrong += more;
+    return r->wrong < WRONG_MAX;
+}
+
+static __always_inline struct roost_cookies *all_cookies(void) {
+    __u32 zero = 0;
+    return bpf_map_lookup_elem(&births_cookies, &zero);
+}
+
+/* Whether a cookie for this service may be on its way back. */
+static __always_inline int cookies_count(const struct roost_birth *birth, __u32 now_s) {
+    const struct roost_cookies *cookies = all_cookies();
+    __u32 service = birth->service;
+    if (!cookies || service >= ROOST_BIRTH_RATES)
+        return 0;
+    return (__u16)(now_s - *(const volatile __u16 *)&cookies->sent_s[service]) <= ROOST_COOKIE_LIFE_S;
+}
+
+static __always_inline void note_cookie(const struct roost_birth *birth, __u32 now_s) {
+    struct roost_cookies *cookies = all_cookies();
+    __u32 service = birth->service;
+    if (cookies && service < ROOST_BIRTH_RATES && cookies->sent_s[service] != (__u16)now_s)
+        *(volatile __u16 *)&cookies->sent_s[service] = now_s;
+    count(ROOST_N_COOKIES);
 }
 
 /* MSS classes, ascending: a client is sent segments of the largest that does not exceed its option. */
@@ -141,7 +181,7 @@ static __always_inline __u64 births_ahead_ms(void) {
 }
 
 static __always_inline __u32 period_of(__u64 births_ms) {
-    return (__u32)(births_ms / (COOKIE_PERIOD_S * 1000));
+    return (__u32)(births_ms / (ROOST_COOKIE_PERIOD_S * 1000));
 }
 
 /* Our clock for this connection: its offset is random to others (RFC 7323 7.1). Not of the minute, for it has to be
@@ -159,6 +199,22 @@ static __always_inline __u32 birth_clock4(const struct roost_births_gate *gate, 
 static __always_inline __u32 carrying(__u32 now, __u32 carried) {
     __u32 tsval = (now & ~TS_BITS) | carried;
     return (__s32)(tsval - now) > 0 ? tsval - TS_BITS - 1 : tsval;
+}
+
+/* When a cookie was sent, by its clock, as its acknowledgement says it: by the echoed timestamp, which lies less than TS_BITS + 1 ms
+ * before; else, at the earliest, when its period began. */
+static __always_inline __u32 period_began_ms(__u32 period) {
+    return period * (ROOST_COOKIE_PERIOD_S * 1000u);
+}
+
+static __always_inline int is_of_its_time(__u32 sent_ms, __u64 births_ms) {
+    return (__u32)births_ms - sent_ms <= ROOST_COOKIE_LIFE_S * 1000 + TS_BITS;
+}
+
+/* hash: of the key in the tables. */
+static __noinline int is_spent(__u64 hash, __u32 sent_ms) {
+    const struct roost_cookies *cookies = all_cookies();
+    return !cookies || roost_cookie_is_spent(cookies, hash, sent_ms);
 }
 
 /* What is at hand when a packet comes that is for such a service. */
@@ -273,6 +329,10 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     __u64 births_ms = ward->now_ms + births_ahead_ms();
     __u32 period = period_of(births_ms);
     __u32 carried = o->wscale | (o->sack ? TS_SACK : 0), agreed = o->has_ts ? carried | TS_AGREED : 0;
+    __u32 clock = o->has_ts ? birth_clock(ward->gate, &p->key) : 0;
+    __u32 tsval = carrying((__u32)births_ms + clock, carried);
+    if (is_spent(notes->born.hash, o->has_ts ? tsval - clock : period_began_ms(period)))
+        return 0; /* its acknowledgement would be taken for one that came before */
     r->seq = cookie_of(ward->gate, &p->key, s->seq, period, agreed, class_of_mss(o->mss));
     r->ack = s->seq + 1;
     r->window = OUR_WINDOW;
@@ -280,7 +340,6 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
     r->options_length = 4;
     if (o->has_ts) {
-        __u32 tsval = carrying((__u32)births_ms + birth_clock(ward->gate, &p->key), carried);
         r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
         r->options[2] = bpf_htonl(tsval);
         r->options[3] = bpf_htonl(o->tsval);
@@ -290,9 +349,9 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
             r->options_length = 20;
         }
     }
-    int verdict = send_by(r, way_back(ctx, p, ward->now_ms), 0) ? send_back(ctx, p, r) : 0;
+    int verdict = send_by(r, way_back(ctx, p, ward->now_ms), 1) ? send_back(ctx, p, r) : 0;
     if (verdict == XDP_TX)
-        count(ROOST_N_COOKIES);
+        note_cookie(ward->birth, ward->now_ms / 1000);
     return verdict;
 }
 
@@ -327,7 +386,7 @@ static __always_inline __u16 class_of_newborn(const struct roost_births_gate *ga
     return class ? (__u16) * class : birth->class;
 }
 
-/* A record in notes->born.ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
+/* A record in notes->born.ka out of the acknowledgement that ends a handshake (its key's hash is in notes->born): 1; 2: its packet is more than that; 0: it ends
  * none, and is the stack's. */
 static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
                                     const struct birth_ward *ward) {
@@ -348,12 +407,14 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
         ka->rcv_nxt++;
         late = 1;
     }
-    if (has_socket(ctx, &p->key, p->v6))
+    __u32 clock = s->has_ts ? birth_clock(gate, &p->key) : 0, period = period_of(births_ms);
+    __u32 sent_ms = s->has_ts ? s->tsecr - clock : period_began_ms(period - ((period - (cookie >> 30)) & 3));
+    if (!is_of_its_time(sent_ms, births_ms) || is_spent(notes->born.hash, sent_ms) || has_socket(ctx, &p->key, p->v6))
         return 0;
     ka->ctl = ROOST_IDLE;
     if (s->has_ts) {
         agree(ka, s->tsecr);
-        ka->ts_offset = birth_clock(gate, &p->key) + (__u32)ahead_ms;
+        ka->ts_offset = clock + (__u32)ahead_ms;
         ka->ts_recent = s->tsval;
     }
     notes->born.now_s = now_ms / 1000;

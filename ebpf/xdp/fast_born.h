@@ -82,17 +82,16 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     __u32 ports = PORTS(far, near), isn = bpf_ntohl(tcp->seq), theirs = options[2], now_s = now_ms / 1000;
     if ((__s32)(gate->open_until_s - now_s) < 0 || !is_storm(birth, now_ms) || from == to || !first || first == 127 ||
         first >= 224 || several ||
-        (roost_may_have_socket(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near))) {
-        roost_socket_note(sockets, key_hash, now_s);
-        return XDP_PASS;
-    }
+        (roost_may_have_socket(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near)))
+        goto stack;
 
-    const struct way *way = way_back4(ctx, to, from, now_ms);
-    if (way && way->is == WAY_ELSEWHERE)
-        return FAST_LONG_WAY;
     __u64 births_ms = now_ms + births_ahead_ms();
     __u32 period = period_of(births_ms), class = class_of_mss(mss);
-    __u32 carried = (wscale > 14 ? 14 : wscale) | TS_SACK;
+    __u32 carried = (wscale > 14 ? 14 : wscale) | TS_SACK, clock = birth_clock4(gate, from, to, ports);
+    __u32 tsval = carrying((__u32)births_ms + clock, carried);
+    const struct way *way = way_back4(ctx, to, from, now_ms);
+    if (!way || way->is != WAY_HERE || is_spent(key_hash, tsval - clock))
+        goto stack;
     __u64 hash = birth_hash4(gate, from, to, ports, isn, period, carried | TS_AGREED | class << 8);
     turn(data, way);
     ip_words[0] = bpf_htonl(0x45000000 | SYN_BYTES);
@@ -108,17 +107,21 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     tcp_words[3] = bpf_htonl(0xa0120000 | OUR_WINDOW);
     tcp_words[4] = 0;
     options[0] = bpf_htonl(0x02040000 | birth->mss);
-    options[2] = bpf_htonl(carrying((__u32)births_ms + birth_clock4(gate, from, to, ports), carried));
+    options[2] = bpf_htonl(tsval);
     options[3] = theirs;
     options[4] = bpf_htonl(SYN_WSCALE << 8 | OUR_WSCALE);
     tcp->check = ~fold_words(pseudo + words(tcp_words, 10));
-    count(ROOST_N_COOKIES);
+    note_cookie(birth, now_s);
     return XDP_TX;
+stack:
+    roost_socket_note(sockets, key_hash, now_s);
+    return XDP_PASS;
 }
 
 /* Whether an acknowledgement brings back a cookie of ours; isn, agreed: as in cookie_good(), which this is for IPv4. */
-static __always_inline int fast_cookie_good(const struct roost_births_gate *gate, const struct iphdr *ip,
-                                            const struct tcphdr *tcp, __u32 isn, __u32 agreed, __u64 births_ms) {
+static __noinline int fast_cookie_good(const struct roost_births_gate *gate, const struct iphdr *ip, __u32 isn,
+                                       __u32 agreed, __u64 births_ms) {
+    const struct tcphdr *tcp = (void *)(ip + 1);
     __u32 cookie = bpf_ntohl(tcp->ack_seq) - 1, period = period_of(births_ms);
     __u32 age = (period - (cookie >> 30)) & 3;
     if (age > 1)
@@ -131,6 +134,7 @@ static __always_inline int fast_cookie_good(const struct roost_births_gate *gate
 /* An acknowledgement, with or without data, of a connection that is not in the table: neither asleep without a slot, nor the
  * end of a handshake, it is the stack's. */
 static __noinline int fast_unknown(struct xdp_md *ctx, const struct found *sought) {
+    __u64 now_ms = coarse_ms();
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct iphdr *ip = data + sizeof(struct ethhdr);
     struct tcphdr *tcp = (void *)(ip + 1);
@@ -141,18 +145,21 @@ static __noinline int fast_unknown(struct xdp_md *ctx, const struct found *sough
     if (filter_says(sought, tcp->dest) != NO_CANDIDATE)
         return FAST_LONG_WAY;
     const struct roost_births_gate *gate;
-    if (!fast_ward(ip, tcp, &gate))
+    const struct roost_birth *birth = fast_ward(ip, tcp, &gate);
+    if (!birth || !cookies_count(birth, now_ms / 1000) || (tcp->doff == 5 && !wrong_cookies(birth, now_ms, 0)))
         return XDP_PASS;
     if (tcp->doff != 5) {
         if (tcp->doff < 8 || (void *)(options + 3) > end || options[0] != TS_LAYOUT)
             return FAST_LONG_WAY;
         agreed = (bpf_ntohl(options[2]) & TS_BITS) | TS_AGREED;
     }
-    __u64 births_ms = coarse_ms() + births_ahead_ms();
+    __u64 births_ms = now_ms + births_ahead_ms();
     __u32 seq = bpf_ntohl(tcp->seq), header = sizeof(*ip) + tcp->doff * 4, probe = header + 1;
-    if (fast_cookie_good(gate, ip, tcp, seq - 1, agreed, births_ms) ||
-        (bpf_ntohs(ip->tot_len) <= probe && fast_cookie_good(gate, ip, tcp, seq, agreed, births_ms)))
+    if (fast_cookie_good(gate, ip, seq - 1, agreed, births_ms) ||
+        (bpf_ntohs(ip->tot_len) <= probe && fast_cookie_good(gate, ip, seq, agreed, births_ms)))
         return FAST_LONG_WAY;
+    if (!agreed && !has_socket4(ctx, ip->saddr, ip->daddr, tcp->source, tcp->dest))
+        wrong_cookies(birth, now_ms, 1);
     return XDP_PASS;
 }
 
@@ -169,18 +176,21 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     const struct roost_birth *birth = fast_ward(ip, tcp, &gate);
     struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
     const struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
-    if (!birth || !notes || !sockets)
+    __u64 now_ms = coarse_ms(), ahead_ms = births_ahead_ms();
+    if (!birth || !notes || !sockets || !cookies_count(birth, now_ms / 1000))
         return FAST_UNKNOWN;
     struct newborn *n = &notes->born;
     n->in_use = *(volatile const __u32 *)&cfg->v4.in_use;
     if (ROOST_PREVIOUS(n->in_use))
         return FAST_LONG_WAY;
 
-    __u64 now_ms = coarse_ms(), ahead_ms = births_ahead_ms();
     __u32 isn = bpf_ntohl(tcp->seq) - 1, cookie = bpf_ntohl(tcp->ack_seq) - 1, tsecr = bpf_ntohl(options[2]);
     __u32 class = cookie_class(cookie), ports = PORTS(tcp->source, tcp->dest);
-    if (!fast_cookie_good(gate, ip, tcp, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms + ahead_ms))
+    if (!fast_cookie_good(gate, ip, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms + ahead_ms))
         return FAST_UNKNOWN;
+    __u32 clock = birth_clock4(gate, ip->saddr, ip->daddr, ports);
+    if (!is_of_its_time(tsecr - clock, now_ms + ahead_ms) || is_spent(sought->hash, tsecr - clock))
+        return FAST_LONG_WAY;
     __u64 pseudo = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_TCP) + bpf_htons(32);
     if (fold_words(words((__be32 *)ip, 5)) != 0xffff || fold_words(pseudo + words((__be32 *)tcp, 8)) != 0xffff)
         return FAST_LONG_WAY;
@@ -190,7 +200,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->ctl = ROOST_IDLE;
     ka->snd_nxt = cookie + 1;
     ka->rcv_nxt = isn + 1;
-    ka->ts_offset = birth_clock4(gate, ip->saddr, ip->daddr, ports) + (__u32)ahead_ms;
+    ka->ts_offset = clock + (__u32)ahead_ms;
     ka->ts_recent = bpf_ntohl(options[1]);
     ka->heard = ROOST_HEARD(n->now_s, 0, 0);
     ka->window = OUR_WINDOW;

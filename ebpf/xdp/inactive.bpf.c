@@ -141,7 +141,6 @@ static __always_inline int counted(struct xdp_md *ctx, const struct packet *p, i
 static __noinline int settle_in(const struct roost_config *cfg, const struct packet *p, struct newborn *n,
                                 const struct roost_birth *birth) {
     n->key = p->key;
-    n->hash = key_hash(cfg, &n->key, p->v6);
     n->in_use = *(volatile const __u32 *)(p->v6 ? &cfg->v6.in_use : &cfg->v4.in_use);
     n->endpoint = birth->endpoint;
     if (ROOST_PREVIOUS(n->in_use)) {
@@ -174,6 +173,7 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     if (!notes || read_segment(ctx, p, &notes->segment) <= 0)
         return XDP_PASS; /* the stack counts what is wrong with it */
     int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
+    __u64 hash = notes->born.hash = key_hash(cfg, &p->key, p->v6);
     if (flags == ROOST_SYN) {
         /* A handshake that was begun may end, whatever the gate says by then. */
         __u32 now_s = ward.now_ms / 1000;
@@ -184,14 +184,19 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
             return verdict;
         struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
         if (sockets)
-            roost_socket_note(sockets, key_hash(cfg, &p->key, p->v6), now_s);
+            roost_socket_note(sockets, hash, now_s);
         return XDP_PASS;
     }
-    if ((flags & ~ROOST_FIN) != ROOST_ACK)
+    int wary = !notes->segment.has_ts;
+    if ((flags & ~ROOST_FIN) != ROOST_ACK || !cookies_count(birth, ward.now_ms / 1000) ||
+        (wary && !wrong_cookies(birth, ward.now_ms, 0)))
         return XDP_PASS;
     int ended = end_handshake(ctx, p, notes, &ward);
-    if (!ended)
+    if (!ended) {
+        if (wary && !has_socket(ctx, &p->key, p->v6))
+            wrong_cookies(birth, ward.now_ms, 1);
         return XDP_PASS;
+    }
     int there = settle_in(cfg, p, &notes->born, birth);
     if (there > 0)
         return ended == 2 ? SPEAKS : XDP_DROP;

@@ -47,10 +47,10 @@ struct route {
 /* The next item, its bytes in the frame, which the stack then gets. */
 static __always_inline int to_stack(struct xdp_md *ctx) {
     __u32 zero = 0;
-    __u32 *at = bpf_map_lookup_elem(&cursor, &zero);
-    if (!at)
+    struct roost_runs *run = bpf_map_lookup_elem(&runs, &zero);
+    if (!run)
         return XDP_DROP;
-    __u32 index = (*at)++;
+    __u32 index = run->cursor++;
     struct roost_outbox_item *item = bpf_map_lookup_elem(&outbox, &index);
     if (!item)
         return XDP_DROP;
@@ -90,8 +90,7 @@ GLOBAL int look_up_by(struct xdp_md *ctx, __u32 ifindex, int v6, struct route *r
 
 /* There must be one clients' interface that has a way. Should several have, which of them is right only the kernel knows,
  * when it sends by itself. */
-static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe_run *run, int v6,
-                                    struct route *route) {
+static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_runs *run, int v6, struct route *route) {
     int found = 0;
     route->at_s = 0;
     for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++)
@@ -102,8 +101,7 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
     return found;
 }
 
-static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_probe_run *run,
-                                              const __be32 *packet) {
+static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_runs *run, const __be32 *packet) {
     __be32 from[4] = {packet[3], 0, 0, 0}, to[4] = {packet[4], 0, 0, 0};
     int v6 = *(const __u8 *)packet >> 4 != 4;
     if (v6) {
@@ -127,7 +125,7 @@ static __always_inline struct route *route_of(struct xdp_md *ctx, const struct r
     _Pragma("clang loop unroll(full)") for (int w = first; w < behind; w++)(to)[w] = (from)[w]
 
 /* Lets the frame be this probe. 0: there is no way for it, or no room in the frame. */
-static __noinline int become(struct xdp_md *ctx, const struct roost_probe_run *run, const struct roost_probe *probe) {
+static __noinline int become(struct xdp_md *ctx, const struct roost_runs *run, const struct roost_probe *probe) {
     __u32 length = probe->length;
     const struct route *route = route_of(ctx, run, probe->packet);
     if (!route || length < 40 || length > ROOST_PROBE_MAX)
@@ -158,7 +156,7 @@ static __noinline int become(struct xdp_md *ctx, const struct roost_probe_run *r
 }
 
 /* The frame becomes the next probe, if one is offered. */
-static __always_inline int become_next(struct xdp_md *ctx, struct roost_probe_run *run) {
+static __always_inline int become_next(struct xdp_md *ctx, struct roost_runs *run) {
     __u32 count = *(volatile __u32 *)&run->count;
     if (*(volatile __u32 *)&run->next >= count)
         return XDP_DROP;
@@ -179,7 +177,7 @@ static __always_inline int become_next(struct xdp_md *ctx, struct roost_probe_ru
 /* A frame of the engine's own, or an answer that was noted and is needed no more. */
 static __always_inline int next_probe(struct xdp_md *ctx) {
     __u32 zero = 0;
-    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
+    struct roost_runs *run = bpf_map_lookup_elem(&runs, &zero);
     return run ? become_next(ctx, run) : XDP_DROP;
 }
 

@@ -47,14 +47,15 @@ enum { /* what the input asks for */
 static struct world world;
 static struct challenge_budget budget;
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
-static uint32_t cursor_value;
 static struct roost_probe probe[ROOST_PROBES];
-static struct roost_probe_run probing;
+static struct roost_runs probing;
 static struct route route[ROUTES];
 static struct way way[ROUTES];
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
-static struct birth_rate rate;
+static struct roost_cookies cookies;
+static struct birth_rate rate, rate_before; /* a run */
+static __u16 sent_before;
 
 static void give_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
@@ -64,19 +65,22 @@ static void give_maps(void) {
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
-    host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
     host_map_array(&probes, probe, ROOST_PROBES, sizeof(probe[0]));
-    host_map_array(&probe_run, &probing, 1, sizeof(probing));
+    host_map_array(&runs, &probing, 1, sizeof(probing));
     host_map_array(&routes, route, ROUTES, sizeof(route[0]));
     host_map_array(&ways_back, way, ROUTES, sizeof(way[0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
+    host_map_array(&births_cookies, &cookies, 1, sizeof(cookies));
     host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
 }
 
-/* Both services' clients may be born asleep, always or when there are more of them than `per_tick`. */
-static void open_gate(uint32_t per_tick) {
+/* Both services' clients may be born asleep, always or when there are more of them than so many in a tick. */
+static void open_gate(uint32_t how) {
+    uint32_t per_tick = how & 63;
+    if (how & 64) /* there were as many wrong cookies as may be */
+        rate = (struct birth_rate){.wrong = WRONG_MAX, .tick = (uint16_t)(host.now_ns / 1000000 / ROOST_BIRTH_TICK_MS)};
     gate = (struct roost_births_gate){
         {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2, 1};
     for (int i = 0; i < 2; i++) {
@@ -532,6 +536,18 @@ static void note_socket(const struct roost_key *key) {
         roost_socket_note(&sockets, world_hash(&world, key), (uint32_t)(host.now_ns / 1000000000));
 }
 
+static bool is_cookie_spent(const struct tuple *t, __u32 at_ms) {
+    return roost_cookie_is_spent(&cookies, world_hash(&world, &t->key), at_ms);
+}
+
+/* When a cookie for this SYN is sent, as its acknowledgement will say. */
+static __u32 syn_ack_ms(const struct tuple *t, const struct offered *offer) {
+    __u32 now_ms = (__u32)(host.now_ns / 1000000), clock = birth_clock(&gate, &t->key);
+    if (!offer->has_ts)
+        return now_ms / 64000 * 64000;
+    return carrying(now_ms + clock, offer->wscale | (offer->sack ? TS_SACK : 0)) - clock;
+}
+
 /* A frame for no key in the table. */
 static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
                            bool whole) {
@@ -550,7 +566,8 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             XDP_PASS) { /* no storm, more than options in it, no room or no way for the answer: the stack's */
             struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
             size_t options = !offer.has_ts ? 4 : offer.wscale == 15 ? 16 : 20;
-            bool answerable = t->l4_length <= 60 && offer.mss >= 536 && way_of_answer(t) != WAY_ELSEWHERE;
+            bool answerable = t->l4_length <= 60 && offer.mss >= 536 && way_of_answer(t) == WAY_HERE &&
+                              !is_cookie_spent(t, syn_ack_ms(t, &offer));
             answerable &= may_become(o, t->l3 + (t->v6 ? 40 : 20) + 20 + options);
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
@@ -560,6 +577,10 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             claim_passed(o, frame, length);
             return;
         }
+        struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
+        claim(way_of_answer(t) == WAY_HERE, "a SYN was answered to whoever sent it");
+        claim(!is_cookie_spent(t, syn_ack_ms(t, &offer)), "a SYN was answered with a cookie that is spent");
+        claim(cookies.sent_s[0] == (__u16)(host.now_ns / 1000000000), "a cookie was sent, and none is expected back");
         uint8_t bytes[FRAME_MAX];
         struct outcome answered = {o->action, bytes, o->length, o->came, o->answered};
         memcpy(bytes, o->frame, o->length); /* the host has one frame, and the claim sends another */
@@ -574,6 +595,18 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     bool late = s.payload <= 1 && cookie_good(&gate, &t->key, cookie, s.seq, agreed, now_ms);
     bool good = late || cookie_good(&gate, &t->key, cookie, s.seq - 1, agreed, now_ms);
     bool socket = (host.sockets & 3) == HOST_CONNECTION;
+    __u32 period = period_of(now_ms);
+    __u32 cookie_ms =
+        s.has_ts ? echoed - birth_clock(&gate, &t->key) : (period - ((period - (cookie >> 30)) & 3)) * 64000u;
+    bool counts = (uint16_t)(host.now_ns / 1000000000 - sent_before) <= 128, ack = (flags & ~1u) == ROOST_ACK;
+    if (!s.has_ts) {
+        bool new_tick = rate_before.tick != (uint16_t)(now_ms / ROOST_BIRTH_TICK_MS);
+        uint32_t wrong = new_tick ? 0 : rate_before.wrong;
+        counts &= wrong < WRONG_MAX;
+        claim(!ack || !counts || rate.wrong == wrong + (!socket && !(good && !is_cookie_spent(t, cookie_ms))),
+              "%u wrong cookies after %u", rate.wrong, wrong);
+    }
+    good &= counts && (uint32_t)now_ms - cookie_ms <= 128000 + TS_BITS && !is_cookie_spent(t, cookie_ms);
     if ((flags & ~(uint32_t)ROOST_FIN) != ROOST_ACK || !good || socket) {
         claim_passed(o, frame, length);
         claim_table(NULL, NULL, false);
@@ -636,6 +669,8 @@ static void check(const uint8_t *frame, size_t length) {
     struct tuple t;
     struct roost_segment s;
     remember_table();
+    rate_before = rate;
+    sent_before = cookies.sent_s[0];
     if (reference_tuple_of_any(frame, length, &t) && t.fragment) {
         check_fragment(frame, length, &t);
         return;
@@ -672,7 +707,7 @@ static void errand(struct input *in, uint8_t *bytes) {
         uint8_t bytes[ROOST_FRAME_MAX];
     } frame = {.errand = {.ethertype = 0xb588}};
     uint32_t how = take(in, 1);
-    struct roost_outbox_item *item = &items[cursor_value = take(in, 1) % ROOST_OUTBOX_ITEMS];
+    struct roost_outbox_item *item = &items[probing.cursor = take(in, 1) % ROOST_OUTBOX_ITEMS];
     memcpy(frame.errand.secret, world.table.config.secret, sizeof(frame.errand.secret));
     bool forged = how & 2;
     if (forged)
@@ -706,7 +741,7 @@ static void offer_probes(struct input *in) {
     static const uint32_t lengths[] = {40, 52, 60, 72};
     uint32_t how = take(in, 1), count = take(in, 1) % 8, first = how & 1 ? ROOST_PROBES / 2 : 0;
     set_routes(!(how & 2), how & 4);
-    probing = (struct roost_probe_run){
+    probing = (struct roost_runs){
         .next = first, .count = first + count, .now_s = 77, .interfaces = how & 8 ? 2 : 1, .ifindex = {3, 9}};
     for (uint32_t i = first; i < first + count; i++) {
         size_t got;
@@ -743,6 +778,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     host.sockets = 0;
     set_routes(true, true);
     memset(&rate, 0, sizeof(rate));
+    memset(&cookies, 0, sizeof(cookies));
     memset(&gate, 0, sizeof(gate));
     memset(&sockets, 0, sizeof(sockets));
     memset(&probing, 0, sizeof(probing));
@@ -768,7 +804,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             world_insert(&world, i, ROOST_FREEZING + take(&in, 1) % ROOST_THAWED);
             break;
         case DO_REMOVE:
-            world_remove(&world, (int)(take(&in, 1) % CONNECTIONS));
+            i = (int)take(&in, 1);
+            if (i & 128) /* it ends */
+                roost_cookie_ends(&cookies, world_hash(&world, &world.key[(i & 127) % CONNECTIONS]),
+                                  (__u32)(host.now_ns / 1000000));
+            world_remove(&world, (i & 127) % CONNECTIONS);
             break;
         case DO_TIME:
             host.now_ns += (uint64_t)take(&in, 2) * 1000000;

@@ -141,6 +141,11 @@ def _xdp() -> dict[str, bytes]:
     seeds["born-late"] = (
         do_gate + b"\0" + do_frame + frame(22, flags=SYN) + do_time + b"\xff\xff" + do_frame + frame(22)
     )
+    for n, offer in enumerate((OF_LINUX, b"\0")):
+        syn, ack = do_frame + frame(22, flags=SYN, options=offer), do_frame + frame(22, seq=-1)
+        ends = do_remove + bytes([128 | 22])
+        seeds[f"born-replayed-{n}"] = do_gate + b"\0" + syn + ack + ends + ack + syn + do_time + b"\x28\0" + syn + ack
+        seeds[f"born-guessed-{n}"] = do_gate + b"\0" + syn + ack + do_gate + b"\x40" + ack
     seeds["storm"] = do_gate + b"\2" + 5 * (do_frame + frame(22, flags=SYN, options=OF_LINUX) + do_remove + b"\x16")
     seeds["born-a-socket"] = do_gate + b"\0" + do_sockets + b"\2" + do_frame + frame(22, flags=SYN, options=OF_LINUX)
     seeds["trouble"] = do_trouble + b"\3" + do_frame + frame(0, payload=9) + do_frame + frame(0, seq=-1)

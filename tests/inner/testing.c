@@ -189,7 +189,7 @@ void roost_testing_stamp(uint8_t *packet, uint32_t length, uint64_t now_ms) {
 struct roost_probes_handle {
     struct roost_datapath path;
     struct roost_probe probes[ROOST_PROBES];
-    struct roost_probe_run run;
+    struct roost_runs run;
 };
 
 struct roost_probes_handle *roost_testing_probes(void) {
@@ -197,7 +197,7 @@ struct roost_probes_handle *roost_testing_probes(void) {
     if (!h)
         return NULL;
     h->path.probes = h->probes;
-    h->path.probe_run = &h->run;
+    h->path.runs = &h->run;
     h->path.raw4 = h->path.raw6 = -1;
     return h;
 }

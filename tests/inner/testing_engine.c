@@ -26,7 +26,7 @@ struct still {
     struct roost_sockets sockets;
     struct roost_births_gate gate;
     struct roost_probe probes[ROOST_PROBES];
-    struct roost_probe_run run;
+    struct roost_runs run;
 };
 
 roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t rest_slots, uint64_t now_ms) {
@@ -43,7 +43,7 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
     d->births_sockets = &s->sockets;
     d->births_gate = &s->gate;
     d->probes = s->probes;
-    d->probe_run = &s->run;
+    d->runs = &s->run;
     d->interfaces = 1;                  /* with native XDP */
     d->rests.parts = ROOST_RESTS_PARTS; /* no part more can be mapped, and none is */
     e->now_ms = e->swept_ms = e->sweep_ms = e->probe_room_ms = now_ms;

@@ -30,6 +30,7 @@
 struct roost_engine engine;
 struct leg legs[CONNS];
 struct roost_births_gate gate = {.secret = {3, 4}, .open_until_s = 0x7fffffff, .services = 1};
+struct roost_cookies cookies;
 uint64_t counts[HOST_CPUS][ROOST_N_COUNT];
 bool flying[THREADS_MAX];
 
@@ -642,6 +643,7 @@ void engine_starts(void) {
     engine.sweep_ms = UINT64_MAX;
     engine.path.out = outbox;
     engine.path.births_gate = &gate;
+    engine.path.births_cookies = &cookies;
     engine.by_index[PLAIN] = &engine.listener[0];
     engine.by_index[PERSISTENT] = &engine.listener[1];
     engine.listener[1].service.persistent = 1;

@@ -58,6 +58,7 @@ extern struct leg legs[CONNS];
 
 extern struct roost_engine engine;
 extern struct roost_births_gate gate;
+extern struct roost_cookies cookies;
 extern uint64_t counts[HOST_CPUS][ROOST_N_COUNT]; /* of the data path */
 extern bool flying[];                             /* threads: a packet is between XDP and TCP */
 

@@ -40,7 +40,8 @@
 int roost_inactive(struct xdp_md *ctx);
 void put_birth(const struct roost_birth_place *place, const struct roost_birth *birth);
 void give_product_maps(void);
-extern char births_gate, config, tables4, endpoints, classes, counters, filter,
+void product_starts(void);
+extern char births_gate, births_cookies, config, tables4, endpoints, classes, counters, filter,
     filter_gate; /* maps: only their addresses */
 
 #define A (&legs[0])
@@ -272,12 +273,14 @@ static void begin_with(unsigned awake) {
     roost_filter_begin(sleepers, words, sizeof(words) / sizeof(words[0]), &sleepers_gate);
     memset(endpoint, 0, sizeof(endpoint));
     machine_starts();
+    product_starts();
     table_starts();
     roost_table_begin(table, true, 0, old_table, sizeof(old_table) / sizeof(old_table[0]));
     told = table->config;
     memcpy(generations, memory_of, sizeof(generations));
     memset(counts, 0, sizeof(counts));
     gate.services = 0;
+    cookies = (struct roost_cookies){.sent_s = {[0 ... ROOST_BIRTH_RATES - 1] = NOW_MS / 1000}};
     engine_starts();
     for (struct leg *l = legs; l < legs + CONNS; l++) {
         *l = (struct leg){.name = l->name, .key = l->key, .id = (uint64_t)(l - legs) + 1, .closed = true};
@@ -814,6 +817,7 @@ static void give_maps(void) {
     host_map_array(&classes, class, ROOST_CLASSES, sizeof(class[0]));
     host_map_percpu(&counters, counts, ROOST_N_COUNT, sizeof(counts[0][0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_cookies, &cookies, 1, sizeof(cookies));
     host_map_array(&filter, words, sizeof(words) / sizeof(words[0]), sizeof(words[0]));
     host_map_array(&filter_gate, &sleepers_gate, 1, sizeof(sleepers_gate));
 }

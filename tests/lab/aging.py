@@ -40,6 +40,7 @@ _CTL, _TS_OFFSET, _HEARD = 0, 12, 20
 _WHEN_SHIFT, _WHEN_WRAP_S = 12, 1 << 20
 _PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
 _SOCKET_NOTES_BYTES: Final = 2 << 16  # ebpf/shared/sockets.h
+_COOKIES_SENT: Final = (4 << 12, (4 << 12) + 2 * 1024)
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
 _BPF_MAP_LOOKUP_ELEM: Final = 1
@@ -146,6 +147,16 @@ def let_socket_notes_run_out(pin_dir: Path) -> None:
     try:
         with mmap.mmap(fd, _SOCKET_NOTES_BYTES) as notes:
             notes[:] = bytes(len(notes))
+    finally:
+        os.close(fd)
+
+
+def tell_of_cookies(pin_dir: Path, sent_s: int) -> None:
+    """When a SYN cookie was sent for each service last (shared/cookies.h), CLOCK_MONOTONIC."""
+    fd = pinned(pin_dir / "births_cookies")
+    try:
+        with mmap.mmap(fd, _COOKIES_SENT[1]) as cookies:
+            cookies[slice(*_COOKIES_SENT)] = struct.pack("<H", sent_s % (1 << 16)) * 1024
     finally:
         os.close(fd)
 

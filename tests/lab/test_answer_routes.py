@@ -2,13 +2,14 @@
 """What XDP answers goes where the kernel would route it, and not merely back to whoever asked.
 
 The look-up that BPF programs have says nothing where forwarding is off: there a keep-alive, which takes the numbers to
-make, is answered to where it came from, and a challenge ACK is sent by the engine.
+make, is answered to where it came from, a challenge ACK is sent by the engine, and a SYN is the kernel's.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import pytest
@@ -166,12 +167,20 @@ def test_a_gateway_that_gets_another_mac_while_its_clients_sleep_is_followed(box
 @BOTH
 @pytest.mark.engine(service={"born": Born.ALWAYS})
 @pytest.mark.parametrize("layout", ["linux", "other"])
+@pytest.mark.parametrize("forwarding", [True, False])
 def test_a_neighbour_that_connects_in_anothers_name_does_not_hear_the_cookie(
-    box: EngineLab, family: int, layout: str
+    box: EngineLab, family: int, forwarding: bool, layout: str
 ) -> None:
+    """Where XDP does not know the way, the kernel's SYN-ACK goes by it."""
     hide(box.lab)
-    with Wire(box) as wire:
+    cookies = box.stat("syn_cookies")
+    with Wire(box) as wire, ExitStack() as stack:
+        if not forwarding:
+            box.lab.sysctl("box", FORWARDING[family], 0)
+            stack.callback(box.lab.sysctl, "box", FORWARDING[family], 1)
+            time.sleep(1.1)  # the way that was known a second ago may be believed
         client = Handmade(wire, box.target(family), options=LINUX if layout == "linux" else [("MSS", 1460)])
         from_neighbour(wire, client.ip() / client.tcp("S", seq=client.isn, options=client.options))
         answer = client.hear(lambda tcp: str(tcp.flags) == "SA")
     assert answer.dst == wire.mac
+    assert box.stat("syn_cookies") - cookies == forwarding

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ BORN = {"born": Born.ALWAYS}
 BOTH = pytest.mark.parametrize("family", [4, 6])
 TIMESTAMPS, SACK, WSCALE = 1, 2, 4
 LATER = [("MSS", 1460), ("SAckOK", b""), ("Timestamp", (100_000, 0)), ("NOP", None), ("WScale", 9)]
+CLOCK_STEP_S = 0.04
+"""Until a SYN-ACK is later by its TSval, which carries something else in its lowest bits."""
 NO_TIMESTAMPS = tuple(option for option in LINUX if option[0] != "Timestamp")
 
 
@@ -291,16 +294,21 @@ def test_a_keepalive_instead_of_the_acknowledgement_bears_it(ward: Ward, family:
 
 
 @BOTH
-@pytest.mark.parametrize("tag", [0, 7])
-def test_a_handshake_in_tagged_frames_ends_asleep(ward: Ward, family: int, tag: int) -> None:
-    client = ward.client(family)
-    ward.wire.send(client.ip() / client.tcp("S", options=client.options), vlan=tag)
+@pytest.mark.parametrize("layout", ["Linux", "bare"])
+def test_a_syn_with_a_tag_is_the_stacks(ward: Ward, family: int, layout: str) -> None:
+    """XDP does not know where the answer would go. The kernel drops what is for a VLAN that it has no device in, and
+    takes a tag of priority alone (IEEE 802.1Q 6.8) for none."""
+    client = ward.client(family, options=LINUX if layout == "Linux" else ())
+    syn = client.ip() / client.tcp("S", options=client.options)
+    ward.wire.send(syn, vlan=7)
+    assert client.all_heard() == []
+    ward.wire.send(syn, vlan=0)
     answer = client.hear(lambda tcp: str(tcp.flags) == "SA")
-    assert answer[Dot1Q].vlan == tag
+    assert not answer.haslayer(Dot1Q)
     client.take(answer)
-    ward.wire.send(client.ip() / client.tcp("A"), vlan=tag)
-    ward.sleeps(client)
+    client.ack()
     ward.converse(client)
+    assert ward.stat("syn_cookies") == 0
 
 
 @BOTH
@@ -394,6 +402,7 @@ def test_a_client_that_comes_again_from_the_same_port_while_it_sleeps_is_taken_i
     assert (str(challenge[TCP].flags), challenge[TCP].ack) == ("A", old.snd_nxt)
     new.send("R", seq=challenge[TCP].ack, options=[])
     ward.box.wait(lambda: ward.state(new) is None, "the old one is closed")
+    time.sleep(CLOCK_STEP_S)
     new.syn()
     new.ack()
     ward.sleeps(new)
@@ -411,6 +420,7 @@ def test_a_syn_for_which_the_kernel_has_a_socket_is_that_ones(ward: Ward, family
     assert (str(challenge[TCP].flags), challenge[TCP].ack) == ("A", old.snd_nxt)
     new.send("R", seq=challenge[TCP].ack, options=[])
     ward.box.wait(lambda: ward.stat("awake") == 0, "the old one is closed")
+    time.sleep(CLOCK_STEP_S)
     new.syn()
     new.ack()
     ward.sleeps(new)
@@ -507,16 +517,6 @@ def test_ip_headers_with_more_in_them_are_answered(ward: Ward, family: int) -> N
     client.ack()
     ward.sleeps(client)
     ward.converse(client)
-
-
-def test_a_syn_with_a_tag_is_answered_with_it(ward: Ward) -> None:
-    client = ward.client()
-    ward.wire.send(client.ip() / client.tcp("S", seq=client.isn, options=client.options), vlan=7)
-    answer = client.hear()
-    assert answer.vlan == 7
-    client.take(answer)
-    ward.wire.send(client.ip() / client.tcp("A"), vlan=7)
-    ward.sleeps(client)
 
 
 @BOTH

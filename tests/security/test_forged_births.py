@@ -27,8 +27,9 @@ from scapy.packet import Raw
 
 from appliance.lab import Lab
 from appliance.wire import Born, Key
+from tests.lab.aging import tell_of_cookies
 from tests.lab.engine_lab import EngineLab
-from tests.lab.handmade import ADDRESS, Handmade, hide
+from tests.lab.handmade import ADDRESS, LINUX, Handmade, hide
 from tests.lab.wire import MOD, Wire, timestamps_of
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -40,13 +41,17 @@ HARNESS: Final = """
 
 __u32 make(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u32 agreed, __u32 class,
            __u64 now_ms) {
-    __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000));
+    __u32 period = (__u32)(now_ms / (ROOST_COOKIE_PERIOD_S * 1000));
     return cookie_of(gate, key, isn, period, agreed, class);
 }
 
 int good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie, __u32 isn, __u32 agreed,
          __u64 now_ms) {
     return cookie_good(gate, key, cookie, isn, agreed, now_ms);
+}
+
+__u32 clock_of(const struct roost_births_gate *gate, const struct roost_key *key) {
+    return birth_clock(gate, key);
 }
 """
 
@@ -76,10 +81,18 @@ class Cookies:
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
         self._library.make.argtypes = (ctypes.c_char_p, ctypes.c_char_p, u32, u32, u32, u64)
         self._library.make.restype = u32
+        self._library.clock_of.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
+        self._library.clock_of.restype = u32
         self._library.good.argtypes = (ctypes.c_char_p, ctypes.c_char_p, u32, u32, u32, u64)
 
     def make(self, h: Handshake) -> int:
         return int(self._library.make(_gate(h), h.key.pack(), h.isn, h.agreed, h.mss_class, h.now_ms))
+
+    def tsval(self, h: Handshake) -> int:
+        """Of the SYN-ACK: the clock of this connection, with what was agreed on in the lowest bits."""
+        now = h.now_ms + int(self._library.clock_of(_gate(h), h.key.pack()))
+        tsval = (now & ~0x1F) | h.agreed & 0x1F
+        return (tsval - 32 if tsval > now else tsval) % MOD
 
     def good(self, h: Handshake, cookie: int) -> bool:
         return bool(self._library.good(_gate(h), h.key.pack(), cookie % MOD, h.isn, h.agreed, h.now_ms))
@@ -278,6 +291,7 @@ def test_a_cookie_of_a_pair_is_of_their_secret_and_their_clock(
 def test_a_cookie_of_this_minute_and_of_the_last_is_good(
     target: Target, cookies: Cookies, family: int, age: int
 ) -> None:
+    target.client(family).syn()  # cookies count from here on
     target.in_one_minute()
     client = _with_cookie(target, cookies, family, age)
     client.ack()
@@ -299,12 +313,14 @@ def test_a_cookie_of_another_minute_bears_nobody(
     target.assert_nobody()
 
 
-def _with_cookie(target: Target, cookies: Cookies, family: int, age: int) -> Handmade:
+def _with_cookie(target: Target, cookies: Cookies, family: int, age: int, options: Any = LINUX) -> Handmade:
     """A client whose SYN was answered that many minutes ago."""
-    client = target.client(family)
+    client = target.client(family, options=options)
     client.snd_nxt, client.heard = client.isn + 1, 9
     now = target.handshake(client)
-    client.rcv_nxt = (cookies.make(replace(now, now_ms=now.now_ms - age * PERIOD_MS)) + 1) % MOD
+    then = replace(now, now_ms=now.now_ms - age * PERIOD_MS)
+    client.rcv_nxt = (cookies.make(then) + 1) % MOD
+    client.heard = cookies.tsval(then)
     return client
 
 
@@ -366,6 +382,36 @@ def test_nobody_is_born_with_options_that_the_syn_did_not_offer(target: Target, 
     client.ack()
     target.assert_refused(client)
     target.assert_nobody()
+
+
+@BOTH
+def test_an_echoed_timestamp_of_another_time_bears_nobody(target: Target, family: int) -> None:
+    """It must be our clock of the last two minutes: 15 bits more to guess."""
+    for later_ms in (10_000, -129_000, *(1 << bit for bit in range(18, 32))):
+        client = target.client(family)
+        client.syn()
+        client.heard = (client.heard + later_ms) % MOD
+        client.ack()
+        target.assert_refused(client)
+    target.assert_nobody()
+
+
+@BOTH
+@pytest.mark.parametrize("options", [LINUX, [("MSS", 1460)]], ids=["timestamps", "bare"])
+def test_cookies_count_only_where_some_were_sent(cookies: Cookies, family: int, options: Any) -> None:
+    """Without a storm there is nothing to guess. A right cookie counts when the appliance has sent some."""
+    with EngineLab(service={"born": Born.STORM, "born_rate": 100_000}) as box, Wire(box) as wire:
+        hide(box.lab)
+        quiet = Target(box, wire)
+        quiet.in_one_minute()
+        tell_of_cookies(box.pin_dir, int(time.monotonic()) - 2 * PERIOD_MS // 1000 - 5)
+        client = _with_cookie(quiet, cookies, family, 0, options)
+        client.ack()
+        quiet.assert_refused(client)
+        tell_of_cookies(box.pin_dir, int(time.monotonic()))
+        client = _with_cookie(quiet, cookies, family, 0, options)
+        client.ack()
+        box.wait(lambda: box.engine.find(client.key), "it is born")
 
 
 @BOTH

@@ -47,8 +47,8 @@ def network(
 
 def look(plan: Plan, net: Network) -> list[Outcome]:
     return [*deployment.check_interfaces(plan, net), *deployment.check_clients(plan, net),
-            *deployment.check_services(plan, net), *deployment.check_router(plan, net),
-            *deployment.check_local_connect(plan, net)]  # fmt: skip
+            *deployment.check_births(plan, net), *deployment.check_services(plan, net),
+            *deployment.check_router(plan, net), *deployment.check_local_connect(plan, net)]  # fmt: skip
 
 
 def missing(plan: Plan, net: Network) -> dict[str, tuple[Need, str]]:
@@ -224,6 +224,18 @@ def test_a_router_must_forward_and_know_its_servers_side() -> None:
     }
     elsewhere = network(ways={SERVER[0]: "wan0"}, sysctls=FORWARDS)
     assert missing(ROUTER, elsewhere) == {"the router steers it": (Need.REQUIRED, 'add "wan0" to [router] lan')}
+
+
+def test_clients_are_born_asleep_only_where_the_kernel_says_the_way_to_them() -> None:
+    services = (Planned("ssh", ("198.18.0.1", 22), (SERVER,), born=True), Planned("mail", ("fd00::1", 25), (SERVER,)))
+    plan = replace(PLAN, services=services)
+    assert [one for one in look(plan, network()) if "births" in one.name and not one.present] == [
+        Outcome("clients", "wan0: IPv4 births", Need.ADVISED, False,
+                "it is 0: no client is born asleep, each takes a socket to begin with",
+                "sysctl -w net.ipv4.conf.wan0.forwarding=1")
+    ]  # fmt: skip
+    forwards = network(sysctls={"ipv4/conf/wan0/forwarding": 1})
+    assert [one.present for one in look(plan, forwards) if "births" in one.name] == [True]
 
 
 def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_way_out(

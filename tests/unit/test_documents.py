@@ -212,6 +212,27 @@ def test_the_readme_names_every_command_and_every_document() -> None:
     assert there - set(re.findall(r"\(docs/([\w-]+\.md)\)", readme)) == set()
 
 
+def named_by(claim: str) -> list[tuple[str, str]]:
+    """The tests that a claim of docs/security.md names: file and name, or no name where it is all of them."""
+    file, named = "", []
+    for found in re.finditer(r"(\w+/test_\w+\.py)|`(test_\w+)`", claim):
+        file = found[1] or file
+        named.append((file, found[2] or ""))
+    return named
+
+
+def test_each_claim_about_security_names_a_test_that_is_there() -> None:
+    sections = (ROOT / "docs/security.md").read_text().split("\n## ")
+    claims = [claim for section in sections if not section.startswith(("Who sends", "What is not kept"))
+              for claim in re.split(r"\n(?:- |\n)", section)[1:]]  # fmt: skip
+    assert len(claims) > 10
+    for claim in claims:
+        named = named_by(claim)
+        assert named or "(the owner's address" in claim or "Who can send what" in claim, claim
+        for file, name in named:
+            assert f"def {name}" in (ROOT / "tests" / file).read_text(), (file, name)
+
+
 def test_what_is_wrong_with_a_command_is_found(tmp_path: Path) -> None:
     assert wrong("roost nonsense") == "cli: no command nonsense"
     assert wrong("roost lab sideways") == "lab: no command sideways"

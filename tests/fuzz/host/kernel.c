@@ -25,7 +25,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(at, size) ((void)(at), (void)(size))
 #endif
 
-#define MAPS_MAX 32
+#define MAPS_MAX 40
 #define MARGIN 512    /* poisoned, on either side of the longest frame */
 #define HEAD_ROOM 256 /* of the margin: XDP_PACKET_HEADROOM */
 #define NEW_BYTE 0xa5 /* what the kernel leaves in ring records: whatever was there */
