@@ -21,6 +21,40 @@ def _about(record: logging.LogRecord) -> dict[str, Any]:
     return fields
 
 
+AT_ONCE: Final = 20
+A_SECOND: Final = 1.0
+"""How many lines of one kind about clients and servers are written at once, and how many a second after that."""
+
+
+class Sparing(logging.Filter):
+    """Leaves out what outsiders can make without end: of lines of one kind (their format) that are about a connection,
+    those beyond AT_ONCE and A_SECOND. The next one that is written says how many there were. Errors are all written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[tuple[str, str], tuple[float, float, int]] = {}
+        """What is left of a kind, at what time, and how many were left out since it was written last."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.ERROR or not {"connection", "client", "server"} & _about(record).keys():
+            return True
+        kind = (record.name, record.levelname + str(record.msg))
+        left, at, left_out = self._kinds.get(kind, (float(AT_ONCE), record.created, 0))
+        left = min(AT_ONCE, left + max(0.0, record.created - at) * A_SECOND)
+        if left < 1:
+            self._kinds[kind] = (left, record.created, left_out + 1)
+            return False
+        self._kinds[kind] = (left - 1, record.created, 0)
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} (and {left_out:,} more like it)", None
+        return True
+
+
+def _escaped(text: str) -> str:
+    """Nothing in it moves a terminal's cursor, or begins a line."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 class Console(logging.Formatter):
     """For people: the local time with its zone, and the connection's number before what is said of it."""
 
@@ -33,6 +67,7 @@ class Console(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         number = _about(record).get("connection")
         record.connection = f"connection {number}: " if number else ""
+        record.message = _escaped(record.message)
         return super().formatMessage(record)
 
 
@@ -54,6 +89,7 @@ def log_to_stderr(settings: Log) -> None:
     """From now on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[settings.format]())
+    handler.addFilter(Sparing())
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
     for name in ("uvicorn", "alembic", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -96,7 +96,7 @@ class Agents:
     async def serve(self, link: Link) -> None:
         """One link of a client of the service: of a control connection, of a data connection to be, or of neither."""
         if link.packed in self._sessions:
-            await link.read_all()  # its server is gone, and so is what the client still says
+            await link.ended()  # its server is gone, and so is what the client still says
             return
         try:
             if await asyncio.to_thread(self._registry.names_of, [link.number]):
@@ -191,7 +191,7 @@ class Agents:
                 raise
             self._leave(channel)
             channel.finish()
-            await channel.link.read_all()
+            await channel.link.ended()
         finally:
             self._leave(channel)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import queue
 import socket
@@ -35,6 +36,9 @@ MAX_LINKS: Final = 1024
 """Links that are served at a time; those beyond wait, with no more than a descriptor each."""
 
 CHUNK: Final = 64 * 1024
+
+MOST_REST: Final = 1 << 20
+"""Bytes of a client that may be on their way through a link when it is handed over."""
 
 
 class Link:
@@ -58,11 +62,19 @@ class Link:
         return b""
 
     async def read_all(self) -> bytes:
-        """The rest, when the engine is about to end the link."""
-        found, self.waiting = self.waiting, b""
+        """The rest, when the engine is about to end the link. Raises OSError when that is more than MOST_REST."""
+        found, self.waiting = bytearray(self.waiting), b""
         while data := await self.read():
             found += data
-        return found
+            if len(found) > MOST_REST:
+                raise OSError(errno.EMSGSIZE, f"more than {MOST_REST} bytes are on their way")
+        return bytes(found)
+
+    async def ended(self) -> None:
+        """What the client still says is read, and dropped, until the link ends."""
+        self.waiting = b""
+        while await self.read():
+            pass
 
     async def write(self, data: bytes) -> None:
         """Raises OSError."""

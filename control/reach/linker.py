@@ -84,7 +84,8 @@ class Linker:
                     return error
                 await asyncio.sleep(AGAIN_S)  # bytes are on their way through the link: it is being read meanwhile
         except OSError:
-            return ECONNRESET  # the server went away; the client's bytes were its own, so the client must not go on
+            # The server went away, or too much was on its way. The client's bytes are lost, so it must not go on.
+            return ECONNRESET
         finally:
             rest.cancel()
             link.sock.close()

@@ -7,9 +7,10 @@ import ast
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from appliance.wire import Key
-from control.cli.logs import Console, Json
+from control.cli.logs import Console, Json, Sparing
 from control.config import Config
 from control.core.logs import about
 from tests.mutants import ROOT
@@ -37,8 +38,8 @@ KEY = Key.of("192.0.2.7", 40123, "198.51.100.1", 7000)
 
 
 def record(message: str, extra: Mapping[str, object], *args: object) -> logging.LogRecord:
-    made = {"name": "roost.reach", "levelname": "WARNING", "created": 1_700_000_000.25, "msg": message, "args": args}
-    return logging.makeLogRecord({**made, **extra})
+    made = {"name": "roost.reach", "levelname": "WARNING", "levelno": logging.WARNING, "created": 1_700_000_000.25}
+    return logging.makeLogRecord({**made, "msg": message, "args": args, **extra})
 
 
 def test_a_line_of_json_has_what_it_is_about() -> None:
@@ -63,6 +64,34 @@ def test_the_console_has_the_connections_number_alone() -> None:
     said = Console().format(record("%s cannot wake", about(connection=17, client=KEY), "x"))
     assert said.endswith("WARNING roost.reach: connection 17: x cannot wake")
     assert Console().format(record("ready", about(connection=0, client=KEY))).endswith("roost.reach: ready")
+
+
+def test_what_outsiders_say_moves_no_cursor_and_begins_no_line() -> None:
+    """Bidirectional overrides neither. A traceback keeps its lines."""
+    said = Console().format(record("it says %s", {}, "\x1b[2J\x1b]0;root\x07\r\n2026 ERROR forged\u202e\x9b"))
+    assert said.endswith(r"roost.reach: it says \x1b[2J\x1b]0;root\x07\r\n2026 ERROR forged\u202e\x9b")
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        text = Console().format(record("it failed", {"exc_info": (type(error), error, error.__traceback__)}))
+    assert len(text.splitlines()) > 2
+
+
+def test_lines_that_outsiders_make_without_end_are_counted_and_left_out() -> None:
+    sparing = Sparing()
+
+    def written(count: int, at_s: float, **fields: Any) -> list[str]:
+        lines = [record("%s is turned away", {**about(client=KEY), "created": at_s, **fields}, i) for i in range(count)]
+        return [line.getMessage() for line in lines if sparing.filter(line)]
+
+    assert len(written(15_000, 0.0)) == 20
+    assert written(1000, 1.5) == ["0 is turned away (and 14,980 more like it)"]
+    assert written(1, 2.6) == ["0 is turned away (and 999 more like it)"]
+    assert len(written(30, 100.0)) == 20
+    assert len(written(30, 50.0)) == 0, "a clock that was set back gives nothing"
+    assert len(written(50, 100.0, levelno=logging.ERROR)) == 50
+    assert len(written(50, 100.0, about={"job": 7})) == 50, "what this daemon does by itself"
+    assert len(written(50, 100.0, name="another part")) == 20
 
 
 def test_the_choice_is_handed_on() -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from errno import EACCES, EAGAIN, EBADF, ECONNREFUSED, EEXIST, EMFILE, ENOENT, EPERM
 from pathlib import Path
@@ -28,7 +28,7 @@ from control.policy.services import service_spec
 from control.reach import daemon_links, telling
 from control.reach import dialled as dialled_module
 from control.reach.arrivals import Arrivals
-from control.reach.daemon_links import DaemonLinks
+from control.reach.daemon_links import DaemonLinks, Link
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler, Dialling
 from control.reach.tls import TlsState, server_context
@@ -311,6 +311,27 @@ def test_links_beyond_the_bound_wait_for_room(monkeypatch: pytest.MonkeyPatch) -
             end.close()
 
     asyncio.run(scenario())
+
+
+def test_what_is_on_its_way_through_a_link_that_is_handed_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what nobody wants is read without being kept: 12 sessions of one agent took the daemon 350 MB."""
+    monkeypatch.setattr(daemon_links, "MOST_REST", 1000)
+
+    async def scenario(sent: int, read: Callable[[Link], Awaitable[bytes | None]]) -> bytes | None:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        link = Link(theirs, key(1), 1, 1)
+        link.waiting = b"first "
+        with ours, theirs:
+            ours.sendall(bytes(sent))
+            ours.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(5):
+                return await read(link)
+
+    assert asyncio.run(scenario(994, Link.read_all)) == b"first " + bytes(994)
+    with pytest.raises(OSError, match="1000 bytes"):
+        asyncio.run(scenario(995, Link.read_all))
+    assert asyncio.run(scenario(100_000, Link.ended)) is None
 
 
 # -- dialling ---------------------------------------------------------------------------------------------------------
