@@ -185,7 +185,8 @@ def test_clients_whose_turn_has_not_come_are_taken_in_first(empty_lab: Lab) -> N
         box.stop()
         box.make()
         clients = [box.dial() for _ in range(20)]
-        assert box.engine.close_service(SERVICE[4])
+        with box.lab.enter("box"):  # where they are linked
+            assert box.engine.close_service(SERVICE[4])
         box.begin()
         for client in clients:
             client.sendall(b"hello")
@@ -199,14 +200,16 @@ def test_a_service_is_not_closed_while_there_is_no_room_for_its_last_clients(emp
         box.stop()
         box.make()
         clients = [box.dial() for _ in range(80)]
-        assert not box.engine.close_service(SERVICE[4])
+        with box.lab.enter("box"):
+            assert not box.engine.close_service(SERVICE[4])
         box.begin()
         for number, client in enumerate(clients):
             client.sendall(b"%5d" % number)
         for server in [box.accept() for _ in range(40)]:
             clients[int(receive(server, 5))].close()
             server.close()
-        box.wait(lambda: box.engine.close_service(SERVICE[4]), "there is room")
+        with box.lab.enter("box"):
+            box.wait(lambda: box.engine.close_service(SERVICE[4]), "there is room")
         assert len({receive(box.accept(), 5) for _ in range(40)}) == 40
 
 

@@ -65,6 +65,7 @@ def test_keepalives_are_answered_when_the_engine_stops_before_the_record_has_com
             box.wake_and_answer(pair)
 
 
+@pytest.mark.memory
 def test_forged_frames_for_a_connection_that_waits_for_its_record_do_not_fill_memory(empty_lab: Lab) -> None:
     with SlowStore(empty_lab) as box, Wire(box) as wire:
         pair = box.connect()

@@ -155,6 +155,7 @@ def segments_from(taken: list[tuple[str, int]], sleeper: Sleeper, **fields: Any)
         yield ip / sleeper.tcp(sport=port, **fields)
 
 
+@pytest.mark.memory
 def test_while_the_store_takes_its_time_a_flood_for_one_sleeper_fills_no_memory(box: BareSleep) -> None:
     pair = box.let_sleep()
     sleeper = sleeper_of(box, pair)
