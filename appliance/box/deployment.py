@@ -59,7 +59,8 @@ class Plan:
     """A configuration, as far as the machine matters: the interfaces towards clients and, of a router, servers; those
     that servers' legs are heard on besides; where servers ask for clients. database: the file; None: it is a server.
     max_awake: 0: as many as there are descriptors for, each taking so many; spare: those for all else. local_connect:
-    programs on this machine reach clients by connect()."""
+    programs on this machine reach clients by connect(). attach_open: attach asks for no password, and nobody has said
+    that it may be where clients are."""
 
     clients: tuple[str, ...]
     lan: tuple[str, ...]
@@ -74,6 +75,7 @@ class Plan:
     descriptors_each: int
     descriptors_spare: int
     local_connect: bool = False
+    attach_open: bool = False
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -244,6 +246,13 @@ def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
             fix = f"ip address add {at[0]} dev DEVICE"
             yield outcome("attach", endpoint_text(at), Need.REQUIRED, absent, fix, f"on {net.owner(at[0])}")
         yield _port("attach", at, net)
+        if plan.attach_open:
+            owner = (plan.clients or (None,))[0] if ipaddress.ip_address(at[0]).is_unspecified else net.owner(at[0])
+            reached = owner in plan.clients and owner != "lo"
+            problem = f"no password is asked for, and clients on {owner} reach it: each reaches every other"
+            fix = '[attach] auth = "password", another address, or at_clients = true'
+            yield outcome("attach", f"{endpoint_text(at)} is away from clients", Need.REQUIRED,
+                          problem if reached else None, fix, "no client reaches it")  # fmt: skip
 
 
 def _listens(group: str, where: str, owner: str | None, address: str, plan: Plan) -> Iterator[Outcome]:

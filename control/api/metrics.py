@@ -88,6 +88,7 @@ GAUGES: Final = (
     ("policy_problems", "policy.problems", "What is wrong with rules."),
     ("engine_waiting_events", "counters.events_waiting", "Events of the engine that Python has not taken yet."),
     ("lookups_waiting", "counters.perhaps_waiting", "Connections that are being looked for in the database."),
+    ("lookups_remembered", "counters.perhaps_remembered", "Connections whose row was read in vain."),
     ("api_stream_subscribers", "own.subscribers", "Who listens to /v1/events."),
 )  # fmt: skip
 
@@ -133,7 +134,7 @@ COUNTERS: Final = (
     ("attach_requests", "attach_counts.{outcome}", "Servers that came by [attach] listen, by what became of them."),
     ("attaches_refused", "counters.servers_refused", "Servers that came by a door and were refused."),
     ("attaches_failed", "attaches.failed.{error}", "Servers that asked for a client and did not get it."),
-    ("agent_messages", "agents.{what:hellos|rejected|asked|answered}", "What agents were part in."),
+    ("agent_messages", "agents.{what:hellos|rejected|crowded_out|asked|answered}", "What agents were part in."),
     ("dialled", "agents.dialled", "Clients that were dialled."),
     ("in_band_requests", "counters.in_band_requests", "Requests in the payload."),
     ("in_band_refused", "counters.in_band_refused", "Requests in the payload that were refused."),

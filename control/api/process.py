@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import ipaddress
 import logging
 import os
 import pwd
@@ -20,6 +19,7 @@ from typing import Final
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from appliance.box.owners import heard_by_clients
 from control.api.app import make_app
 from control.api.control import MESSAGE_BYTES
 from control.api.database import Database
@@ -58,22 +58,10 @@ def user_of(text: str) -> tuple[int, int]:
 
 def at_clients(config: Config) -> str:
     """Why it must not listen where the configuration says, since clients are heard there; empty: it may."""
-    from appliance.box import network
-
-    if config.api.at_clients or not config.api.listen:
+    if config.api.at_clients:
         return ""
-    clients = [name for name in config.network.interfaces if name != "lo"]
-    net = network.read(())
-    for text in config.api.listen:
-        address = parse_endpoint(text)[0]
-        if ipaddress.ip_address(address).is_unspecified:
-            heard = clients[0] if clients else None
-        else:
-            heard = owner if (owner := net.owner(address)) in clients else None
-        if heard is not None:
-            return (f"[api] listens at {text}, which clients on {heard} reach, too: name another address, or say that "
-                    "it may, at_clients = true")  # fmt: skip
-    return ""
+    where = heard_by_clients(map(parse_endpoint, config.api.listen), config.network.interfaces)
+    return f"[api] listens at {where}: name another address, or say that it may, at_clients = true" if where else ""
 
 
 def become(user: tuple[int, int]) -> None:

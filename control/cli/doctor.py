@@ -111,6 +111,7 @@ def plan_of(config: "Config") -> "Plan":
         descriptors_each=descriptors_each(config),
         descriptors_spare=spare_descriptors(config),
         local_connect=config.attach.local_connect,
+        attach_open=config.attach.auth == "none" and not config.attach.at_clients,
     )
 
 

@@ -345,6 +345,11 @@ class Attach(Section):
     auth: Literal["none", "password"] = Field(
         "none", description="`password`: only for a user of `[attach.users]` (Basic, or RFC 1929)"
     )
+    at_clients: bool = Field(
+        False,
+        description='with `auth = "none"`: whether an address of `listen` may be one of an interface that clients are '
+        "heard on (`[network] interfaces`), so that each client reaches every other",
+    )
     users: dict[str, PasswordText] = Field(
         {}, description="`[attach.users]`: name and password's hash of each user, see [below](#users-of-attach)"
     )

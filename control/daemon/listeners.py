@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from errno import EADDRNOTAVAIL
 from pathlib import Path
 
 from appliance.box import sysctls
+from appliance.box.owners import heard_by_clients
 from appliance.frontends.frontend import bind
+from appliance.wire import ServerAddress
 from control.channel.api import bind_unix
 from control.config import Config, parse_endpoint
 from control.daemon.engine_setup import ports_of
@@ -27,6 +30,17 @@ def bind_attach(address: str, port: int) -> socket.socket:
         raise kind(port_trouble(str(error.strerror), error.errno)) from None
 
 
+def open_to_clients(config: Config, listen: Iterable[ServerAddress]) -> str:
+    """Why there may be no attach at these addresses: it asks for no password, and clients reach one of them. Empty:
+    there may."""
+    attach = config.attach
+    if attach.auth != "none" or attach.at_clients:
+        return ""
+    where = heard_by_clients(listen, config.network.interfaces)
+    return (f"[attach] listens without a password at {where}, and so each client would reach every other: name another "
+            'address, set auth = "password", or say that it may, at_clients = true') if where else ""  # fmt: skip
+
+
 class Listeners:
     """attach: of [attach] listen; away: the addresses there that this machine does not have yet. control: the local
     API's."""
@@ -40,6 +54,8 @@ class Listeners:
     def bind(self, config: Config) -> None:
         """Take them all; raises DaemonError."""
         attach = [parse_endpoint(text) for text in config.attach.listen]
+        if problem := open_to_clients(config, attach):
+            raise DaemonError(problem)
         ports = [port for service in config.service for port in ports_of(service, config.network.link_ports)]
         sysctls.prepare([*(port for _, port in attach), *ports])
         for address, port in attach:

@@ -31,10 +31,10 @@ from control.core.ports import TransitionsPort
 from control.daemon.end import DRAIN_S, End
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
-from control.daemon.listeners import Listeners, bind_attach
+from control.daemon.listeners import Listeners, bind_attach, open_to_clients
 from control.daemon.manager import Manager
 from control.daemon.services import Services, UpdatesPort
-from control.daemon.waiting import Waiting
+from control.daemon.waiting import NotYetError, Waiting
 from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 from control.store.database import StoreError, reason
@@ -143,7 +143,11 @@ class Serving:
             await asyncio.wait({api}, timeout=3)
 
     def _serve_late(self, frontend: Frontend, address: ServerAddress) -> None:
-        self._facts["attach"].append(list(frontend.serve(bind_attach(*address))))
+        listener = bind_attach(*address)
+        if problem := open_to_clients(self._config, [address]):
+            listener.close()
+            raise NotYetError(problem)
+        self._facts["attach"].append(list(frontend.serve(listener)))
 
     def _watch(self) -> None:
         self._health.watch(self._services.by_number)

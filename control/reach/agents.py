@@ -100,6 +100,7 @@ class Agents:
             return
         try:
             if await asyncio.to_thread(self._registry.names_of, [link.number]):
+                await self._links.introduce(link)
                 tls = self._tls.get(link.packed)
                 if self._settings.tls and (tls is None or tls.number != link.number):
                     self._reject(link, "its TLS session is forgotten")  # it comes again
@@ -147,6 +148,7 @@ class Agents:
         """Raises ProtocolError, ValueError or RegistryError."""
         agent = agent_of(self._settings, message.get("token"))
         link, services = channel.link, wanted_clients(self._settings, agent, message.get("clients"))
+        await self._links.introduce(link)
         if channel.tls is not None:
             if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")

@@ -21,7 +21,8 @@ import errno
 import logging
 import queue
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Final
 
 from appliance.wire import Command, Event, Key, Op
@@ -32,8 +33,13 @@ from control.reach.arrivals import Arrivals
 
 log = logging.getLogger("roost.daemon_links")
 
-MAX_LINKS: Final = 1024
-"""Links that are served at a time; those beyond wait, with no more than a descriptor each."""
+MAX_HELD: Final = 1024
+MAX_STRANGERS: Final = 256
+"""Clients of `held`, and of `agents` those that have not said who they are: the oldest goes when there are more, so
+that those who only connect keep others out for a moment."""
+
+MAX_INTRODUCED: Final = 1024
+"""Agents that are served at a time; those beyond wait, with no more than a descriptor each."""
 
 CHUNK: Final = 64 * 1024
 
@@ -51,7 +57,7 @@ class Link:
         self.number = number
         self.service = service
         self.waiting = b""
-        self.taken = False
+        self.taken = self.introduced = False
 
     async def read(self) -> bytes:
         """Some bytes; none: the end. A link that breaks has ended. May be cancelled: bytes are taken when nothing can
@@ -106,7 +112,12 @@ class DaemonLinks:
         self.kinds = kinds
         self._hold_s = hold_s
         self._waiting: queue.SimpleQueue[Link] = queue.SimpleQueue()
-        self._room = MAX_LINKS
+        self._closed = False
+        self._introduced = asyncio.Semaphore(MAX_INTRODUCED)
+        self._held: dict[Link, asyncio.Task[None]] = {}
+        self._strangers: dict[Link, asyncio.Task[None]] = {}
+        self.crowded_out = 0
+        """Held clients and strangers that went since others came."""
         self._links: dict[bytes, Link] = {}
         self._holds: dict[bytes, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,15 +135,16 @@ class DaemonLinks:
         """Begin, in the loop in which `Arrivals` has begun."""
         self._serve_waiting()
 
-    def begin(self, work: Awaitable[None]) -> None:
+    def begin(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run something of a link's until it ends, or until `close`."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def close(self) -> None:
         """End everything."""
-        self._room = -MAX_LINKS  # nothing begins any more
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -158,9 +170,17 @@ class DaemonLinks:
     def take(self, link: Link) -> None:
         """The link is the caller's from now on, to be read and closed."""
         link.taken = True
+        self._held.pop(link, None)
+        self._strangers.pop(link, None)
         if (hold := self._holds.pop(link.packed, None)) is not None:
             hold.cancel()
         self._forget(link)
+
+    async def introduce(self, link: Link) -> None:
+        """It is known who this is: no stranger takes its place, once there is one."""
+        if self._strangers.pop(link, None) is not None:
+            await self._introduced.acquire()
+            link.introduced = True
 
     def reject(self, link: Link) -> None:
         """Close the client's connection, whatever it wanted: it gets a reset, and no reason."""
@@ -169,9 +189,23 @@ class DaemonLinks:
     # -- one link -----------------------------------------------------------------------------------------------------
 
     def _serve_waiting(self) -> None:
-        while self._room > 0 and not self._waiting.empty():
-            self._room -= 1
-            self.begin(self._serve(self._waiting.get_nowait()))
+        while not self._closed and not self._waiting.empty():
+            link = self._waiting.get_nowait()
+            held = self.kind(link.service) == "held"
+            places, most = (self._held, MAX_HELD) if held else (self._strangers, MAX_STRANGERS)
+            if len(places) >= most:
+                self._crowd_out(places, most)
+            places[link] = task = self.begin(self._serve(link))
+            task.add_done_callback(partial(self._ended, link))  # not in the task: it may be cancelled before it begins
+
+    def _crowd_out(self, places: dict[Link, asyncio.Task[None]], most: int) -> None:
+        oldest = next(iter(places))
+        self.crowded_out += 1
+        log.warning("%s goes, the oldest of %d %s: more have come", oldest.key.client_text, most,
+                    "held clients" if places is self._held else "that have not said which agent they are",
+                    extra=about(connection=oldest.number, client=oldest.key))  # fmt: skip
+        places.pop(oldest).cancel()
+        self.reject(oldest)
 
     async def _serve(self, link: Link) -> None:
         try:
@@ -183,12 +217,15 @@ class DaemonLinks:
                 await self.serve_agent(link)
         except Exception:
             log.exception("a link failed", extra=about(connection=link.number, client=link.key))
-        finally:
-            if not link.taken:
-                self._forget(link)
-                link.sock.close()
-            self._room += 1
-            self._serve_waiting()
+
+    def _ended(self, link: Link, _: asyncio.Task[None]) -> None:
+        if not link.taken:
+            self._forget(link)
+            link.sock.close()
+        self._held.pop(link, None)
+        self._strangers.pop(link, None)
+        if link.introduced:
+            self._introduced.release()
 
     def _forget(self, link: Link) -> None:
         if self._links.get(link.packed) is link:
@@ -196,7 +233,7 @@ class DaemonLinks:
 
     async def _hold(self, link: Link) -> None:
         """A client that says nothing may fall asleep; one that spoke is reset when no server comes for it in time."""
-        hold = self._holds[link.packed] = asyncio.ensure_future(self._held(link))
+        hold = self._holds[link.packed] = asyncio.ensure_future(self._has_spoken(link))
         try:
             spoke = await hold
         except asyncio.CancelledError:
@@ -209,7 +246,7 @@ class DaemonLinks:
         if spoke:
             self.reject(link)
 
-    async def _held(self, link: Link) -> bool:
+    async def _has_spoken(self, link: Link) -> bool:
         if not link.waiting and not await link.readable():
             return False
         await asyncio.sleep(self._hold_s(link.service))

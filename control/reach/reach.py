@@ -96,7 +96,8 @@ class Reach:
 
     def counts(self) -> dict[str, int]:
         """Since the start."""
-        return {**self.agents.counts, "dialled": self._dialler.made if self._dialler else 0}
+        dialled = self._dialler.made if self._dialler else 0
+        return {**self.agents.counts, "crowded_out": self.links.crowded_out, "dialled": dialled}
 
 
 def _log_defect(work: Future[None]) -> None:

@@ -27,6 +27,7 @@
 #include "maps.h"
 #include "way.h"
 
+#define COOKIE_AHEAD_MS 4096
 #define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
 #define COOKIE_HASH_BITS 27
 #define COOKIE_HASH_MASK ((1u << COOKIE_HASH_BITS) - 1)
@@ -207,8 +208,9 @@ static __always_inline __u32 period_began_ms(__u32 period) {
     return period * (ROOST_COOKIE_PERIOD_S * 1000u);
 }
 
+/* Or of a moment that is still to come: another machine's clock, or ours before it was set, may be ahead. */
 static __always_inline int is_of_its_time(__u32 sent_ms, __u64 births_ms) {
-    return (__u32)births_ms - sent_ms <= ROOST_COOKIE_LIFE_S * 1000 + TS_BITS;
+    return (__u32)births_ms + COOKIE_AHEAD_MS - sent_ms <= ROOST_COOKIE_LIFE_S * 1000 + TS_BITS + COOKIE_AHEAD_MS;
 }
 
 /* hash: of the key in the tables. */

@@ -287,28 +287,86 @@ def test_a_link_that_comes_before_the_event_loop_is_served_once_it_runs() -> Non
     asyncio.run(scenario())
 
 
-def test_links_beyond_the_bound_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_links, "MAX_LINKS", 2)
+class Links:
+    """DaemonLinks of a service of held clients (1) and one of agents (2), and the far ends of their links."""
+
+    def __init__(self) -> None:
+        self.engine, arrivals = FakeEngine(), Arrivals()
+        arrivals.begin()
+        self.all = DaemonLinks(self.engine, arrivals, {1: "held", 2: "agents"}, lambda _: 60.0)
+        self.all.serve()
+        self.ends: dict[int, socket.socket] = {}
+
+    def come(self, service: int, *numbers: int) -> None:
+        for n in numbers:
+            self.ends[n], theirs = socket.socketpair()
+            linked = event(EventType.LINK, key(n), n, count=theirs.detach())
+            self.all.linked(linked._replace(record=record(key(n), n, service)))
+
+    async def there(self) -> list[int]:
+        return [n for n in self.ends if await linked(self.all, n)]
+
+    def rejected(self) -> list[int]:
+        return [command.id for command in self.engine.commands if command.op == Op.CLOSE]
+
+    async def close(self) -> None:
+        await self.all.close()
+        for end in self.ends.values():
+            assert end.recv(1) == b""
+            end.close()
+
+
+def test_held_clients_and_strangers_have_places_of_their_own_and_the_oldest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eighty-five connections a second that say nothing kept every agent out."""
+    monkeypatch.setattr(daemon_links, "MAX_HELD", 2)
+    monkeypatch.setattr(daemon_links, "MAX_STRANGERS", 3)
 
     async def scenario() -> None:
-        arrivals = Arrivals()
-        arrivals.begin()
-        links = DaemonLinks(FakeEngine(), arrivals, {1: "held"}, lambda _: 60.0)
-        links.serve()
-        ends = []
-        for n in (1, 2, 3, 4):
-            ours, theirs = socket.socketpair()
-            links.linked(event(EventType.LINK, key(n), n, count=theirs.detach()))
-            ends.append(ours)
-        assert [await linked(links, n) for n in (1, 2, 3, 4)] == [True, True, False, False]
-        ends[0].close()
-        async with asyncio.timeout(10):
-            await links.wait_for(key(3).pack())
-        assert [await linked(links, n) for n in (1, 2, 3, 4)] == [False, True, True, False]
+        links = Links()
+        links.all.serve_agent = lambda link: asyncio.sleep(60)
+        links.come(1, 1, 2, 3)
+        links.come(2, 11, 12, 13)
+        assert (await links.there(), links.rejected()) == ([2, 3, 11, 12, 13], [1])
+        links.come(2, *range(14, 25))  # more than there is room for come in one turn of the loop
+        assert (await links.there(), links.rejected()) == ([2, 3, 22, 23, 24], [1, *range(11, 22)])
+        links.all.take(links.all.at(key(2).pack()) or pytest.fail("not there"))
+        links.come(1, 4)
+        assert (await links.there(), links.all.crowded_out) == ([3, 22, 23, 24, 4], 12)
+        links.ends.pop(2).close()
         await links.close()
-        assert [end.recv(1) for end in ends[1:]] == [b"", b"", b""]
-        for end in ends[1:]:
-            end.close()
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_that_is_known_keeps_its_place_and_waits_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_links, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(daemon_links, "MAX_INTRODUCED", 2)
+
+    async def scenario() -> None:
+        links, served = Links(), list[int]()
+
+        async def serve(link: Link) -> None:
+            if link.number < 20:
+                await links.all.introduce(link)
+                await links.all.introduce(link)  # each hello does
+                served.append(link.number)
+            await link.ended()
+
+        links.all.serve_agent = serve
+        for n in range(11, 15):
+            links.come(2, n)
+            await links.there()
+        links.come(2, *range(21, 31))
+        assert await links.there() == [11, 12, 13, 14, 29, 30], "no stranger takes an agent's place"
+        assert (served, links.rejected()) == ([11, 12], list(range(21, 29)))
+        links.ends.pop(11).close()
+        async with asyncio.timeout(5):
+            while len(served) < 3:
+                await asyncio.sleep(0.01)
+        assert served == [11, 12, 13]
+        await links.close()
 
     asyncio.run(scenario())
 
