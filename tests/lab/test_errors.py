@@ -64,7 +64,7 @@ def test_what_is_not_there_yet_is_waited_for_and_other_services_go_on(lab: Lab) 
     services = [config["service"][0], {"name": "late", "listen": "198.51.100.1:8200", "server": "10.3.0.2:8210"},
                 {"name": "session", "listen": f"{here}:8201", "server": "198.51.100.9:1", "interface": "persistent"},
                 {"name": "named", "listen": f"{here}:8202", "server": "localhost:8210"}]  # fmt: skip
-    attach = {"listen": [*config["attach"]["listen"], "198.51.100.1:3200"]}
+    attach = {"listen": [*config["attach"]["listen"], "198.51.100.1:3200"], "at_clients": True}
     lab.server(8210)
     with running(lab, {**config, "service": services, "attach": attach,
                        "network": {"interfaces": ["wan0", "late0"]}}) as daemon:  # fmt: skip
