@@ -22,6 +22,7 @@ from typing import Final
 from appliance.box import kernel_probe, mounts, network
 from appliance.box.doctor import Need, Outcome, outcome
 from appliance.box.network import Link, Network
+from appliance.box.owners import heard_by_clients
 from appliance.box.taken import WAY_OUT, is_taken
 from appliance.wire import ServerAddress, endpoint_text
 
@@ -247,12 +248,11 @@ def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
             yield outcome("attach", endpoint_text(at), Need.REQUIRED, absent, fix, f"on {net.owner(at[0])}")
         yield _port("attach", at, net)
         if plan.attach_open:
-            owner = (plan.clients or (None,))[0] if ipaddress.ip_address(at[0]).is_unspecified else net.owner(at[0])
-            reached = owner in plan.clients and owner != "lo"
-            problem = f"no password is asked for, and clients on {owner} reach it: each reaches every other"
+            where = heard_by_clients([at], plan.clients, net.owner)
+            problem = f"no password is asked for at {where}: each reaches every other" if where else None
             fix = '[attach] auth = "password", another address, or at_clients = true'
-            yield outcome("attach", f"{endpoint_text(at)} is away from clients", Need.REQUIRED,
-                          problem if reached else None, fix, "no client reaches it")  # fmt: skip
+            name = f"{endpoint_text(at)} is away from clients"
+            yield outcome("attach", name, Need.REQUIRED, problem, fix, "no client reaches it")
 
 
 def _listens(group: str, where: str, owner: str | None, address: str, plan: Plan) -> Iterator[Outcome]:

@@ -177,6 +177,12 @@ def _offloads(name: str) -> frozenset[str]:
     return frozenset(feature for feature, state in features.items() if state.enable)
 
 
+def forwards(interface: str, version: int) -> bool:
+    """Whether the kernel routes what comes by this interface; True where there is no such setting."""
+    setting = PROC_SYS / f"ipv{version}/conf/{interface}/forwarding"
+    return not setting.exists() or setting.read_text(encoding="ascii").strip() != "0"
+
+
 def _settings(interfaces: Sequence[str]) -> dict[str, int]:
     names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
     names += [f"ipv4/conf/{name}/rp_filter" for name in ("all", *interfaces)]

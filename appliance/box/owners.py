@@ -8,7 +8,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,14 +39,17 @@ def owners(proc: Path = Path("/proc/thread-self/net")) -> dict[str, str]:
     return found
 
 
-def heard_by_clients(listen: Iterable[ServerAddress], interfaces: Sequence[str]) -> str:
+def heard_by_clients(
+    listen: Iterable[ServerAddress], interfaces: Sequence[str], owner: Callable[[str], str | None] | None = None
+) -> str:
     """The first of these addresses that clients who come by one of the interfaces reach, and by which they do: "...,
-    which clients on wan0 reach, too"; empty: none. The loopback interface is the machine's own."""
+    which clients on wan0 reach, too"; empty: none. The loopback interface is the machine's own. owner: the interface of
+    an address, where that is known."""
     clients = [name for name in interfaces if name != "lo"]
-    addresses = owners()
+    owner = owner or owners().get
     for one in listen:
         anywhere = ipaddress.ip_address(one[0]).is_unspecified
-        heard = clients[0] if anywhere and clients else addresses.get(str(ipaddress.ip_address(one[0])))
+        heard = clients[0] if anywhere and clients else owner(str(ipaddress.ip_address(one[0])))
         if heard in clients:
             return f"{endpoint_text(one)}, which clients on {heard} reach, too"
     return ""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from appliance.box import sysctls
+from appliance.box.network import forwards
 from appliance.box.reachability import UnreachableError, interface_towards
 from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import Engine, EngineError
@@ -190,6 +192,16 @@ class EngineSetup:
             raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
         self._added[spec.index] = spec
         self._closed.discard(spec.index)
+        self._tell_of_births(service)
+
+    def _tell_of_births(self, service: Service) -> None:
+        """XDP is told the way to a client only where the kernel forwards (ebpf/xdp/way.h)."""
+        version = ipaddress.ip_address(parse_endpoint(service.listen)[0]).version
+        for name in self._config.network.interfaces if service.born != "never" else ():
+            if not forwards(name, version):
+                log.warning('service "%s": no client that comes by %s is born asleep, each takes a socket first: '
+                            "net.ipv%d.conf.%s.forwarding is 0", service.name, name, version, name,
+                            extra=about(service=service.name))  # fmt: skip
 
     def take_in(self, number: int, spec: Callable[[], tuple[Service, ServiceSpec]]) -> None:
         """A service that has come into the configuration of a running daemon, as soon as that can be."""

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Which SYN cookies (ebpf/xdp/born.h) are worth anything: of services that some were sent for, less those of connections that have
- * ended since. Else whoever has recorded the end of a handshake could send it again, and what followed it.
+ * ended since: a recording of the end of a handshake, and of what followed it, must not begin another connection.
  *
  * A key has two cells, by 24 bits of its hash. A cell says when a connection of one of its keys ended last: a cookie is spent
  * when it was sent before that, by both. So an ended connection is never forgotten, and a client is wrongly taken for one when

@@ -347,6 +347,21 @@ def test_without_a_daemon_nobody_is_born_and_clients_are_refused_as_ever(stack: 
     nursery.converse(nursery.connect(6))
 
 
+def test_where_the_kernel_does_not_forward_it_is_said_and_clients_take_sockets(stack: ExitStack) -> None:
+    nursery = Nursery(stack)
+    assert "is born asleep" not in nursery.daemon.log.read_text()
+    nursery.daemon.terminate()
+    nursery.lab.sysctl("box", "net.ipv4.conf.wan0.forwarding", 0)
+    stack.callback(nursery.lab.sysctl, "box", "net.ipv4.conf.wan0.forwarding", 1)
+    nursery.daemon.start()
+    (said,) = [line for line in nursery.daemon.log.read_text().splitlines() if "is born asleep" in line]
+    assert said.endswith("net.ipv4.conf.wan0.forwarding is 0")
+    nursery.connect(4)
+    nursery.connect(6)
+    nursery.count("accepted", 1)
+    nursery.count("born_ipv6", 1)
+
+
 def test_a_reload_switches_it_off_and_on(stack: ExitStack) -> None:
     nursery = Nursery(stack)
     before = nursery.connect()

@@ -226,6 +226,16 @@ def test_a_router_must_forward_and_know_its_servers_side() -> None:
     assert missing(ROUTER, elsewhere) == {"the router steers it": (Need.REQUIRED, 'add "wan0" to [router] lan')}
 
 
+@pytest.mark.parametrize(("address", "reached"), [("198.18.0.1", True), ("0.0.0.0", True), ("::", True),
+                                                  ("10.3.0.1", False), ("127.0.0.1", False)])  # fmt: skip
+def test_attach_without_a_password_must_be_away_from_clients(address: str, reached: bool) -> None:
+    plan = replace(PLAN, attach=((address, 3128),), attach_open=True)
+    told = [one for one in look(plan, network()) if "away from clients" in one.name]
+    assert [(one.need, one.present) for one in told] == [(Need.REQUIRED, not reached)]
+    assert ("which clients on wan0 reach, too" in told[0].detail) == reached
+    assert not [one for one in look(PLAN, network()) if "away from clients" in one.name], "it asks for one"
+
+
 def test_clients_are_born_asleep_only_where_the_kernel_says_the_way_to_them() -> None:
     services = (Planned("ssh", ("198.18.0.1", 22), (SERVER,), born=True), Planned("mail", ("fd00::1", 25), (SERVER,)))
     plan = replace(PLAN, services=services)
