@@ -282,7 +282,7 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
         int64_t removed = roost_table_adopt(&e->table, &max_id);
         roost_born_adopted(e);
         roost_filter_begin(&e->filter, e->path.filter, e->path.filter_buckets, e->path.filter_gate);
-        error = removed < 0 ? (int)removed : 0;
+        error = removed < 0 ? (int)removed : roost_limits_begin(e);
     }
     if (!error) {
         e->next_id = options->next_id > max_id ? options->next_id : max_id + 1;

@@ -73,12 +73,12 @@ static const char *const engine_names[ROOST_E_COUNT] = {
 
 /* Counters of parts, and then gauges. */
 static const char *const other_names[] = {
-    "table_refused",     "events_lost",  "replay_failed",  "probes_raw",     "awake",        "table_ipv4",
-    "table_ipv6",        "idle_records", "events_waiting", "ipv4_slots",     "ipv6_slots",   "idle_slots",
-    "servers_waiting",   "born",         "sockets_spare",  "filter_members", "filter_slots", "perhaps_waiting",
-    "perhaps_remembered"};
+    "table_refused", "events_lost",      "replay_failed",  "probes_raw",   "births_limited",  "handshakes_limited",
+    "wakes_limited", "attaches_limited", "agents_limited", "awake",        "table_ipv4",      "table_ipv6",
+    "idle_records",  "events_waiting",   "ipv4_slots",     "ipv6_slots",   "idle_slots",      "servers_waiting",
+    "born",          "sockets_spare",    "filter_members", "filter_slots", "perhaps_waiting", "perhaps_remembered"};
 #define OTHERS (sizeof(other_names) / sizeof(other_names[0]))
-#define COUNTERS_OF_PARTS 4
+#define COUNTERS_OF_PARTS (4 + ROOST_LIMITED)
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + OTHERS <= ROOST_STATS, "struct roost_stats has a place for each");
 
@@ -107,6 +107,8 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->box.lost;
     *value++ = e->path.replay_failed;
     *value++ = e->path.probe_raw;
+    for (int what = 0; what < ROOST_LIMITED; what++)
+        *value++ = e->path.limits->refused[what].count;
     *value++ = e->awake;
     roost_table_used(e, value, value + 1);
     value += 2;

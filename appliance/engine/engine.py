@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import sys
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from appliance.engine.library import EngineError, checked, ffi, lib
 from appliance.engine.marshal import (
     POLICY,
     QUIETS,
+    c_bounds,
     c_rules,
     c_service,
     c_sought,
@@ -31,12 +34,14 @@ from appliance.wire import (
     PLACES,
     REST,
     ROW,
+    Bounds,
     Census,
     Command,
     EngineOptions,
     Event,
     EventType,
     Key,
+    Limited,
     Obstacle,
     Obstacles,
     Op,
@@ -210,6 +215,24 @@ class Engine:
         put_server(where, client)
         result = lib.roost_dial_client(self._raw, service, where, server, key)
         return result, bytes(ffi.buffer(key))
+
+    def set_limits(self, bounds: Bounds) -> None:
+        """Limits by source from now on; those of services come with them."""
+        lib.roost_limits_set(self._raw, c_bounds(bounds))
+
+    def within_limit(self, what: Limited, address: str) -> bool:
+        """Whether one more attach, or agent, from this address is in order; it is counted, or that it was refused."""
+        return bool(lib.roost_limits_take(self._raw, what - Limited.ATTACHES, pack_address(address)))
+
+    def last_refused(self, what: Limited) -> str:
+        """Which source was refused last for this limit: an IPv4 address, or a /64 of IPv6; empty: none was."""
+        last = ffi.new("uint64_t[]", len(Limited))
+        lib.roost_limits_last(self._raw, last)
+        if not last[what]:
+            return ""
+        half = int(last[what]).to_bytes(8, sys.byteorder)
+        mapped = half[:4] == b"\0\0\xff\xff"
+        return str(ipaddress.ip_address(half[4:]) if mapped else ipaddress.ip_network((half + bytes(8), 64)))
 
     def start(self) -> None:
         """Starts the engine thread."""

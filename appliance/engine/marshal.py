@@ -17,6 +17,7 @@ from appliance.wire import (
     ROW,
     SERVED,
     SERVERS_MAX,
+    Bounds,
     Event,
     Record,
     RuleEntry,
@@ -108,9 +109,19 @@ def c_service(spec: ServiceSpec) -> Any:
         setattr(raw, name, int(getattr(spec, name)))
     _fill_class(raw.policy, spec)
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
+    raw.limit_us = [list(limit) for limit in spec.limits]
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
         put_server(place, server)
+    return raw
+
+
+def c_bounds(bounds: Bounds) -> Any:
+    """A struct roost_bounds."""
+    raw = ffi.new("struct roost_bounds *")
+    raw.burst_us = bounds.burst_us
+    raw.bits = [list(bounds.ipv4_bits), list(bounds.ipv6_bits)]
+    raw.limit_us = [list(limit) for limit in bounds.limits]
     return raw
 
 

@@ -23,6 +23,9 @@ from appliance.lab.processes import Peer, Process, Spawner, python_environment
 if TYPE_CHECKING:
     from appliance.lab.simulator import Simulator
 
+ONE_NETWORK = {what: [1_000_000, 1_000_000] for what in ("births", "handshakes", "wakes", "attaches", "agents")}
+"""[limits]: all of its clients are of one network, and none is to be refused for it."""
+
 _PORTS_AN_ADDRESS = 16_000  # of some 64,000: choosing a port stays cheap for the kernel
 
 
@@ -221,7 +224,7 @@ class Lab:
             listen = endpoint(self.address("box", "wan0", family), port)
             where = {"listen": listen, "server": server} if router is None else {"listen": server, "transparent": True}
             services.append({"name": f"lab{family}", **where, **(service or {})})
-        return {"policy": policy or {}, "table": table or {}, "service": services,
+        return {"policy": policy or {}, "table": table or {}, "limits": ONE_NETWORK, "service": services,
                 "router": {} if router is None else {"lan": ["lan0"], **router},
                 "attach": {"listen": [endpoint(self.address("box", "lan0", 4), attach_port)]}}  # fmt: skip
 

@@ -96,6 +96,10 @@ class EngineOptions:
     name: str = ""
 
 
+Limit = tuple[int, int]
+"""Of an address, of a network: one in so many us; 0: no limit."""
+
+
 @dataclass(slots=True)
 class ServiceSpec:
     """A service and its policy (struct roost_service); times in the units of the names, 0 = never. No servers: a link
@@ -142,6 +146,30 @@ class ServiceSpec:
     born: int = Born.NEVER
     born_rate: int = 0
     no_keepalives: bool = False
+    limits: tuple[Limit, ...] = ((0, 0),) * 3
+    """Of births, handshakes and wakes (Limited)."""
+
+
+class Limited(IntEnum):
+    """What is limited by source (enum roost_limited)."""
+
+    BIRTHS = 0
+    HANDSHAKES = 1
+    WAKES = 2
+    ATTACHES = 3
+    AGENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits by source that are of no service, and what is a source (struct roost_bounds). burst_us: what was not used
+    of a limit for so long may be used at once. ipv4_bits, ipv6_bits: how many of an address count, of an address and
+    of a network. limits: of attaches and of agents."""
+
+    burst_us: int
+    ipv4_bits: tuple[int, int]
+    ipv6_bits: tuple[int, int]
+    limits: tuple[Limit, Limit]
 
 
 ANY_LOCAL: Final = bytes(16)

@@ -70,6 +70,13 @@ void roost_stop_listening(roost_engine *e); /* no new clients from now on; those
 /* What sleeps stays asleep from now on: its packets are dropped, and their senders say them again. For the end of a daemon: a
  * client that wakes then could not be frozen in time. */
 void roost_wake_none(roost_engine *e);
+/* Limits by source from now on; those of services come with them. Any thread's. */
+void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds);
+/* Whether an attach (0), or the first word of an agent (1), from this address is within its limits; it is counted. Any thread's. */
+int roost_limits_take(roost_engine *e, uint32_t what, const uint8_t address[16]);
+/* The last source that was refused, of each limit (enum roost_limited): the upper half of an IPv6 address, or 0xffff and an IPv4
+ * one, network order; 0: none was. */
+void roost_limits_last(roost_engine *e, uint64_t last[5]);
 /* Local ports of links to the servers of persistent services, which the kernel must not give away (before roost_start;
  * 10240 to 32767 otherwise, below what it gives by itself). */
 int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);

@@ -217,6 +217,16 @@ struct roost_service {
     uint8_t in_band_stay;        /* clients may be told to stay connected (ROOST_OP_TELL) */
     uint8_t born;                /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
     uint32_t born_rate;          /* clients a second, on one processor, from which on it is a storm */
+    uint32_t
+        limit_us[3][2]; /* of births, handshakes and wakes (ebpf/shared/limit.h), of an address and of a network: one in
+                                    so long; 0: there is no limit */
+};
+
+/* Limits by source that are of no service, and what is a source. */
+struct roost_bounds {
+    uint32_t burst_us;       /* what was not used of a limit for so long may be used at once */
+    uint8_t bits[2][2];      /* of IPv4 and IPv6: how many bits of an address count, of an address and of a network */
+    uint32_t limit_us[2][2]; /* of attaches and of agents' first words, likewise */
 };
 
 /* Of the clients of a service in this network a policy is in force; a longer network of the service goes before. */

@@ -298,6 +298,7 @@ struct roost_engine {
     struct roost_survey survey;
     struct roost_workers workers;
     uint32_t worker_threads;
+    uint32_t limit_us[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]; /* of struct roost_bounds */
     struct roost_spares spares;
     uint64_t spares_trim_ms;
     struct roost_conn **rebuilt; /* by descriptor; see TAG_REBUILT */

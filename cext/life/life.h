@@ -10,6 +10,7 @@
  *     births.c     those that are born asleep            insert.c     records that the store puts back
  *     recall.c     rows that candidates are asked for    sweep.c      what inactive ones need by time
  *     pressure.c   something runs short                  handover.c   to the next daemon, from the one before
+ *     limits.c     what one source may do in a time
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -17,6 +18,7 @@
 #include "births.h"
 #include "cext/conn/conn.h"
 #include "cext/inband/inband_relay.h"
+#include "limits.h"
 
 #define ROOST_TURNS 8
 

@@ -79,6 +79,10 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return;
     }
+    if (!roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
+        roost_reset_fd(fd);
+        return;
+    }
     struct roost_conn *c = take_in(e, fd, &key, l->service.index, false);
     if (!c)
         return;

@@ -85,6 +85,12 @@ static void find_addressee(struct roost_engine *e, const struct roost_key *key, 
     }
 }
 
+/* A sleeper does not die of a limit: its packet is dropped, and comes again when it is due. */
+static bool may_wake(struct roost_engine *e, const struct roost_conn *c, const struct addressee *a) {
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, a->client));
+    return c || a->server || roost_limits_allow(e, ROOST_LIMIT_WAKES, s, a->key->client);
+}
+
 void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
     struct addressee a;
     bool speaks;
@@ -103,6 +109,8 @@ void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
     } else if (wakes_now(e, f, a.slot, &speaks)) {
         uint32_t class = a.client->class, silence_s = roost_silence_s(a.client->heard, (uint32_t)(e->now_ms / 1000));
         bool heard = !c && !a.server;
+        if (!may_wake(e, c, &a))
+            return;
         if (!c)
             c = roost_rouse(e, a.key, a.client, a.server ? ROOST_C_SERVER_DATA : ROOST_C_CLIENT_DATA);
         if (!c)

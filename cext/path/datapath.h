@@ -27,6 +27,7 @@
 #include "ebpf/shared/cookies.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
+#include "ebpf/shared/limit.h"
 #include "ebpf/shared/maps.h"
 #include "ebpf/shared/rule.h"
 #include "ebpf/shared/silence.h"
@@ -95,7 +96,7 @@ struct roost_datapath {
     struct {
         void *address;
         size_t size;
-    } mapped[20];
+    } mapped[24];
     int maps_mapped;
 };
 

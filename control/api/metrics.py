@@ -106,6 +106,8 @@ COUNTERS: Final = (
     ("accepted", "counters.accepted", "Connections accepted, with a socket."),
     ("closed", "counters.closed", "Connections that were awake and ended."),
     ("clients_refused", "counters.clients_refused", "Clients reset as they connected: there was no server for them."),
+    ("beyond_limits", "counters.{limit:births|handshakes|wakes|attaches|agents}_limited",
+     "What one source did beyond [limits], and was refused."),
     ("accept_pauses", "counters.accept_paused", "No new client was taken for want of descriptors."),
     ("births", "counters.born_{family:ipv4|ipv6}", "Connections born asleep."),
     ("births_refused", "counters.born_refused", "Handshakes that XDP did not end."),

@@ -8,6 +8,7 @@ them (``python -m control.config``).
 from __future__ import annotations
 
 from control.config.config import Config, Conflict
+from control.config.limits import Limits
 from control.config.reading import ConfigError, hint, load, parse, problem
 from control.config.sections import Absent, Agent, Api, Attach, Export, Log, Policy, Pressure
 from control.config.service import Health, Service
@@ -23,6 +24,7 @@ __all__ = [
     "Conflict",
     "Export",
     "Health",
+    "Limits",
     "Log",
     "Policy",
     "Pressure",

@@ -11,6 +11,7 @@ from typing import Final, Self
 from pydantic import Field, model_validator
 
 from appliance.paths import control_socket
+from control.config.limits import Limits
 from control.config.places import Location
 from control.config.sections import (
     Absent,
@@ -61,6 +62,7 @@ class Config(Section):
     table: Table = Field(default_factory=Table)
     policy: Policy = Field(default_factory=Policy)
     pressure: Pressure = Field(default_factory=Pressure)
+    limits: Limits = Field(default_factory=Limits)
     attach: Attach = Field(default_factory=Attach)
     absent: Absent = Field(default_factory=Absent)
     agents: Agents = Field(default_factory=Agents)

@@ -122,7 +122,7 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
     if location[0] in LISTS and len(location) > 1 and isinstance(location[1], int):
         name = data[str(location[0])][location[1]]
         name = name.get("name") if isinstance(name, dict) else None
-        part = f"[service.{location[2]}] of " if location[2:3] in (("health",), ("in_band",)) else ""
+        part = f"[service.{location[2]}] of " if location[2:3] in (("health",), ("in_band",), ("limits",)) else ""
         return part + (f'[[{location[0]}]] "{name}"' if name else f"[[{location[0]}]] number {location[1] + 1}")
     return f"[{location[0]}]"
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticUndefined
 
 from control.config.config import LISTS, SECTIONS, Config
+from control.config.limits import ServiceLimits
 from control.config.sections import Policy, Section
 from control.config.service import Health, InBand, Service
 from control.config.values import endpoint_text, parse_duration, server_text, whole_seconds
@@ -23,6 +24,7 @@ HEADINGS: Final[dict[str, type[Section]]] = {
     **{f"[[{name}]]" if name in LISTS else f"[{name}]": model for name, model in SECTIONS.items()},
     "[service.health]": Health,
     "[service.in_band]": InBand,
+    "[service.limits]": ServiceLimits,
 }
 
 
@@ -49,7 +51,7 @@ def _shown_type(annotation: object, metadata: list[Any]) -> str:
     if get_origin(annotation) is tuple:
         of = get_args(annotation)[0]
         return "list of " + ("names" if of is str else "numbers" if get_args(of)[0] is int else "addresses")
-    if get_origin(annotation) is dict or annotation in (Health, InBand):
+    if get_origin(annotation) is dict or annotation in (Health, InBand, ServiceLimits):
         return "table"
     if get_origin(annotation) is Annotated:
         return _shown_type(get_args(annotation)[0], list(get_args(annotation)[1:]))

@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator
 
 from appliance.wire import SERVERS_MAX, endpoint_text
+from control.config.limits import ServiceLimits
 from control.config.sections import Policy, Section, Table
 from control.config.values import (
     Duration,
@@ -157,6 +158,10 @@ class Service(Policy):
     )
     in_band: InBand = Field(
         InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
+    )
+
+    limits: ServiceLimits = Field(
+        ServiceLimits(), description="`[service.limits]`, see [below](#servicelimits): what one source may do"
     )
 
     @field_validator("ready_for")

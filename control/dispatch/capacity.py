@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs short: sockets (the least recently active connections go down, and it is logged when clients cannot wake),
-and slots of the tables (it is logged)."""
+slots of the tables, and what one source may do (it is logged)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from errno import EFBIG, ENOBUFS
 from typing import Final
 
-from appliance.wire import Command, Op
+from appliance.wire import Command, Limited, Op
 from control.core.ports import EnginePort
 from control.core.states import Cause
 from control.policy import decisions
@@ -29,6 +29,13 @@ SHORTAGES: Final = {
     "history has each with the cause pressure",
 }
 """Counters of the engine, and what is said when one has grown."""
+
+BEYOND: Final = {
+    "births_limited": (Limited.BIRTHS, "a client that connected was not answered"),
+    "handshakes_limited": (Limited.HANDSHAKES, "a client that connected was reset"),
+    "wakes_limited": (Limited.WAKES, "what a sleeping client said was dropped, and must come again"),
+}
+"""Counters of what was beyond a limit by source, and what became of it."""
 
 SAME_EVERY_S: Final = 3600
 """How often it is logged that a table cannot grow for the same reason: the engine tries every 30 s."""
@@ -84,6 +91,13 @@ class Capacity:
                 "connections have as many different sets of values as there is room for: more are refused, in band, by "
                 "command, and of rules for names; let connections share values (`roost status` counts `classes_full`)"
             )
+        risen = {name: stats.get(name, 0) - before.get(name, 0) for name in (*SHORTAGES, *BEYOND)}
         for name, what in SHORTAGES.items():
-            if (times := stats.get(name, 0) - before.get(name, 0)) > 0:
+            if (times := risen[name]) > 0:
                 log.error("%d times in the last %d s %s", times, LOOK_EVERY_S, what)
+        for name, (limit, what) in BEYOND.items():
+            if (times := risen[name]) > 0:
+                log.warning(
+                    "%d times in the last %d s %s: its source does more than [limits] %s allows; the last one was %s",
+                    times, LOOK_EVERY_S, what, limit.name.lower(), self._engine.last_refused(limit),
+                )  # fmt: skip

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args, get_origin
 
-from appliance.wire import ServiceSpec, Verb
-from control.config import Config, Policy, Service, parse_endpoint
+from appliance.wire import Bounds, Limit, ServiceSpec, Verb
+from control.config import Config, Limits, Policy, Service, parse_endpoint
 from control.config.sections import Section
 from control.config.values import ToEngine
 
@@ -51,6 +51,22 @@ def policy_of(service: Service, config: Config) -> Policy:
     return policy
 
 
+def _gap_us(rates: tuple[int, int]) -> Limit:
+    return tuple(round(1e6 / rate) if rate else 0 for rate in rates)  # type: ignore[return-value]
+
+
+def bounds_of(limits: Limits) -> Bounds:
+    """The engine's form of `[limits]`, but for what is by service."""
+    daemon = (_gap_us(limits.attaches), _gap_us(limits.agents))
+    return Bounds(round(limits.burst * 1e6), limits.ipv4, limits.ipv6, daemon)
+
+
+def _limits_of(service: Service, limits: Limits) -> tuple[Limit, ...]:
+    own = service.limits
+    rates = (own.births or limits.births, own.handshakes or limits.handshakes, own.wakes or limits.wakes)
+    return tuple(map(_gap_us, rates))
+
+
 def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
     """The engine's form of a service and of the policy in force for it."""
     policy = policy_of(service, config)
@@ -66,5 +82,6 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",
         max_fails=service.max_fails,
+        limits=_limits_of(service, config.limits),
         **values,
     )

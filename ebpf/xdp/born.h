@@ -19,6 +19,7 @@
 
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/cookies.h"
+#include "ebpf/shared/limit.h"
 #include "ebpf/lib/insert.h"
 #include "ebpf/lib/segment.h"
 #include "ebpf/lib/socket.h"
@@ -219,6 +220,21 @@ static __noinline int is_spent(__u64 hash, __u32 sent_ms) {
     return !cookies || roost_cookie_is_spent(cookies, hash, sent_ms);
 }
 
+/* Whether a client from this address may be born now (limit.h). At a SYN, whose source may be forged, nothing is counted, and it is
+ * asked only while there are some that may not. */
+static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *client, __u64 now_ms, int syn) {
+    __u32 zero = 0, service = birth->service, now_s = now_ms / 1000;
+    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
+    if (!l || service >= ROOST_BIRTH_RATES)
+        return 1;
+    if ((syn && now_s - *(volatile __u32 *)&l->births_refused_s > ROOST_LIMIT_TOLD_S) ||
+        roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn))
+        return 1;
+    *(volatile __u32 *)&l->births_refused_s = now_s;
+    roost_limit_refused(l, ROOST_LIMIT_BIRTHS, client);
+    return 0;
+}
+
 /* What is at hand when a packet comes that is for such a service. */
 struct birth_ward {
     const struct roost_births_gate *gate;
@@ -303,7 +319,7 @@ static __noinline int may_answer(struct xdp_md *ctx, const struct packet *p) {
     return !has_socket(ctx, &p->key, p->v6);
 }
 
-/* Answers a SYN with a cookie; 0: the stack has it. */
+/* Answers a SYN with a cookie; 0: the stack has it. One beyond a limit is not answered, as by a full listen queue: it is said again. */
 static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
                                  const struct birth_ward *ward) {
     const struct roost_segment *s = &notes->segment;
@@ -311,6 +327,8 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     struct reply *r = &notes->reply;
     if (s->payload || !may_answer(ctx, p))
         return 0;
+    if (!may_be_born(ward->birth, p->key.client, ward->now_ms, 1))
+        return XDP_DROP;
     __builtin_memset(o, 0, sizeof(*o));
     __builtin_memset(r, 0, sizeof(*r));
     o->at = 20;

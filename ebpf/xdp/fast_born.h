@@ -84,6 +84,10 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
         first >= 224 || several ||
         (roost_may_have_socket(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near)))
         goto stack;
+    __u8 client[16] = {[10] = 0xff, [11] = 0xff};
+    __builtin_memcpy(client + 12, &from, 4);
+    if (!may_be_born(birth, client, now_ms, 1))
+        return XDP_DROP;
 
     __u64 births_ms = now_ms + births_ahead_ms();
     __u32 period = period_of(births_ms), class = class_of_mss(mss);
@@ -214,7 +218,8 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     n->key.client_port = tcp->source;
     n->key.local_port = tcp->dest;
     ka->class = class_of_newborn(gate, birth, n->key.client);
-    if (roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0))
+    if ((roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0)) ||
+        !may_be_born(birth, n->key.client, now_ms, 0))
         return XDP_PASS;
     int there = insert4(cfg, n);
     if (there > 0)

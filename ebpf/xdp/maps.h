@@ -4,10 +4,11 @@
 #define ROOST_XDP_MAPS_H
 
 #include "ebpf/lib/maps.h"
+#include "ebpf/shared/limit.h"
 #include "ebpf/shared/rule.h"
 #include "ebpf/shared/silence.h"
 
-#define ROUTES 1024 /* the highest 10 bits of a hash */
+#define ROUTES 512 /* the highest 9 bits of a hash */
 
 ROOST_XDP_MAPS(ROOST_DEFINE_MAP)
 

@@ -108,7 +108,7 @@ static __always_inline struct route *route_of(struct xdp_md *ctx, const struct r
         __builtin_memcpy(from, packet + 2, 16);
         __builtin_memcpy(to, packet + 6, 16);
     }
-    __u32 index = ((to[0] ^ to[1] ^ to[2] ^ to[3]) * 0x9e3779b9u) >> 22;
+    __u32 index = ((to[0] ^ to[1] ^ to[2] ^ to[3]) * 0x9e3779b9u) >> 23;
     struct route *route = bpf_map_lookup_elem(&routes, &index);
     if (!route)
         return 0;

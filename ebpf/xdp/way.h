@@ -71,7 +71,7 @@ GLOBAL int way_look_up(struct xdp_md *ctx, struct way *way) {
 }
 
 static __always_inline __u32 way_index(__u32 far) {
-    return (far * 0x9e3779b9u) >> 22; /* less than ROUTES */
+    return (far * 0x9e3779b9u) >> 23; /* less than ROUTES */
 }
 
 /* From the near end to the far end. 0: nothing is said. */

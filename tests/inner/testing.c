@@ -233,6 +233,35 @@ uint32_t roost_testing_probes_room(void) {
     return ROOST_PROBES / 2;
 }
 
+struct roost_limits_handle {
+    struct roost_limits limits;
+};
+
+struct roost_limits_handle *roost_testing_limits(const struct roost_bounds *bounds, uint64_t secret) {
+    struct roost_limits_handle *h = calloc(1, sizeof(*h));
+    if (h) {
+        h->limits.secret[0] = secret;
+        roost_limits_bound(&h->limits, bounds);
+    }
+    return h;
+}
+
+void roost_testing_limits_free(struct roost_limits_handle *h) {
+    free(h);
+}
+
+uint32_t roost_testing_limits_take(struct roost_limits_handle *h, const uint32_t gap_us[2], uint32_t what,
+                                   uint32_t service, const uint8_t from[16], uint32_t now_us, uint32_t count) {
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < count; i++)
+        taken += (uint32_t)roost_limit_allows(&h->limits, gap_us, what, service, from, now_us, 1);
+    return taken;
+}
+
+uint32_t roost_testing_limit_cells(void) {
+    return ROOST_LIMIT_CELLS;
+}
+
 uint32_t roost_testing_silence_s(uint32_t heard, uint32_t now_s) {
     return roost_silence_s(heard, now_s);
 }

@@ -43,6 +43,14 @@ int roost_testing_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* a transi
 int roost_testing_judge(const struct roost_ka *ka, uint32_t seq, uint32_t ack, uint32_t payload, uint32_t flags,
                         int has_ts);
 
+struct roost_limits_handle; /* limits by source, without an engine */
+struct roost_limits_handle *roost_testing_limits(const struct roost_bounds *bounds, uint64_t secret);
+void roost_testing_limits_free(struct roost_limits_handle *h);
+/* count of them at once; how many were in order. */
+uint32_t roost_testing_limits_take(struct roost_limits_handle *h, const uint32_t gap_us[2], uint32_t what,
+                                   uint32_t service, const uint8_t from[16], uint32_t now_us, uint32_t count);
+uint32_t roost_testing_limit_cells(void);
+
 int roost_testing_checksums_good(const uint8_t *frame, uint32_t length, uint32_t l3);
 int roost_testing_parse(const uint8_t *frame, uint32_t length, uint32_t l3, uint32_t *seq_ack_payload_tsval,
                         uint32_t *flags, int *has_ts);

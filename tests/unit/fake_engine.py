@@ -31,6 +31,7 @@ from appliance.wire import (
     Event,
     EventType,
     Key,
+    Limited,
     Obstacle,
     Obstacles,
     Op,
@@ -314,6 +315,9 @@ class FakeEngine:
         c = self.connections.get(k)
         by_number = c is not None and c.state is State.SLEEP and low_bits_of(c.record.ka) != 0
         return None if by_number and c is not None and c.id != number else self.find(k)
+
+    def last_refused(self, what: Limited) -> str:
+        return "192.0.2.9"
 
     def stats(self) -> dict[str, int]:
         return {

@@ -301,7 +301,12 @@ def test_a_connection_that_woke_before_its_sleep_keeps_no_row(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("counter", "what"),
-    {"table_full": "[table] idle", "wakes_refused": "could not wake", "stuck_reset": "reset"}.items(),
+    {
+        "table_full": "[table] idle",
+        "wakes_refused": "could not wake",
+        "stuck_reset": "reset",
+        "handshakes_limited": "more than [limits] handshakes allows; the last one was 192.0.2.9",
+    }.items(),
 )
 def test_people_are_told_what_runs_short(still: Rig, caplog: pytest.LogCaptureFixture, counter: str, what: str) -> None:
     still.dispatcher.turn([])

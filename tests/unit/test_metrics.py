@@ -34,7 +34,20 @@ EXAMPLES = ROOT / "examples" / "monitoring"
 VIEWER = Role.VIEWER
 Found = dict[tuple[str, ...], float]
 
-LEFT_OUT = {"awake", "table_ipv4", "table_ipv6", "ipv4_slots", "ipv6_slots", "born_ipv4", "born_ipv6"}
+LEFT_OUT = {
+    "awake",
+    "table_ipv4",
+    "table_ipv6",
+    "ipv4_slots",
+    "ipv6_slots",
+    "born_ipv4",
+    "born_ipv6",
+    "births_limited",
+    "handshakes_limited",
+    "wakes_limited",
+    "attaches_limited",
+    "agents_limited",
+}
 """Counters of the engine that are in the table as one of several in a row, or by another key."""
 
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <arpa/inet.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "cext/base/clock.h"
+#include "limits.h"
+#include "life.h"
+
+_Static_assert(sizeof(((struct roost_service *)0)->limit_us) ==
+                       sizeof(uint32_t[ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]) &&
+                   sizeof(((struct roost_bounds *)0)->limit_us) ==
+                       sizeof(uint32_t[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]),
+               "as Python fills them");
+
+int roost_limits_begin(struct roost_engine *e) {
+    ssize_t want = sizeof(e->path.limits->secret);
+    return getrandom(e->path.limits->secret, (size_t)want, 0) == want ? 0 : -EIO;
+}
+
+void roost_limits_bound(struct roost_limits *l, const struct roost_bounds *bounds) {
+    for (int v6 = 0; v6 < 2; v6++)
+        for (int level = 0; level < ROOST_LIMIT_LEVELS; level++) {
+            uint8_t mask[16] = {0};
+            int bits = bounds->bits[v6][level] + (v6 ? 0 : 96);
+            for (int i = 0; i < bits && i < 128; i++)
+                mask[i / 8] |= (uint8_t)(0x80 >> i % 8);
+            memcpy(l->mask[v6][level], mask, sizeof(mask));
+        }
+    l->burst_us = bounds->burst_us;
+}
+
+void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {
+    roost_lock(e);
+    roost_limits_bound(e->path.limits, bounds);
+    memcpy(e->limit_us, bounds->limit_us, sizeof(e->limit_us));
+    roost_unlock(e);
+}
+
+void roost_limits_tell(struct roost_engine *e, const struct roost_service *service) {
+    memcpy(e->path.limits->births_gap_us[service->index], service->limit_us[ROOST_LIMIT_BIRTHS],
+           sizeof(service->limit_us[ROOST_LIMIT_BIRTHS]));
+}
+
+static bool allow(struct roost_engine *e, enum roost_limited what, const uint32_t gap_us[ROOST_LIMIT_LEVELS],
+                  uint32_t service, const uint8_t from[16], uint64_t now_ms) {
+    if (roost_limit_allows(e->path.limits, gap_us, what, service, from, (uint32_t)(now_ms * 1000), 1))
+        return true;
+    roost_limit_refused(e->path.limits, what, from);
+    return false;
+}
+
+bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
+                        const uint8_t client[16]) {
+    return allow(e, what, service->limit_us[what], service->index, client, e->now_ms);
+}
+
+int roost_limits_take(roost_engine *e, uint32_t what, const uint8_t address[16]) {
+    return allow(e, ROOST_LIMITS_OF_SERVICES + what, e->limit_us[what], 0, address, roost_monotonic_ms());
+}
+
+void roost_limits_last(roost_engine *e, uint64_t last[ROOST_LIMITED]) {
+    for (int what = 0; what < ROOST_LIMITED; what++)
+        last[what] = e->path.limits->refused[what].last;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Limits by source (ebpf/shared/limit.h), as the engine sets and asks them. */
+#ifndef ROOST_CEXT_LIMITS_H
+#define ROOST_CEXT_LIMITS_H
+
+#include <stdbool.h>
+
+#include "ebpf/shared/limit.h"
+#include "cext/base/types.h"
+
+struct roost_engine;
+
+/* What is a source, and its burst. */
+void roost_limits_bound(struct roost_limits *l, const struct roost_bounds *bounds);
+/* 0 or -EIO: no random secret. */
+int roost_limits_begin(struct roost_engine *e);
+/* XDP has those of births from now on. */
+void roost_limits_tell(struct roost_engine *e, const struct roost_service *service);
+/* Whether one more of this service is in order; it is counted, or that it was refused. what: below ROOST_LIMITS_OF_SERVICES. */
+bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
+                        const uint8_t client[16]);
+
+#endif

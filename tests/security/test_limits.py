@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one source does beyond its limits is refused, and no other source notices (ebpf/shared/limit.h)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from scapy.layers.inet import TCP
+
+from appliance.wire import Born, Bounds, Limited
+from control.core.states import State
+from tests.lab.engine_lab import EngineLab
+from tests.lab.handmade import LINUX, Handmade, hide
+from tests.lab.wire import Wire
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+NONE: Final = (0, 0)
+FOUR: Final = (500_000, 0)
+"""Of an address: four at once with a burst of two seconds, and two a second."""
+BOUNDS: Final = Bounds(2_000_000, (32, 24), (128, 112), (NONE, NONE))
+"""All clients of the lab are of one /64."""
+OTHER: Final = {4: "10.127.9.9", 6: "fd00:64::dead:99"}
+
+
+@contextmanager
+def limited(what: Limited, **service: Any) -> Iterator[EngineLab]:
+    limits = tuple(FOUR if kind == what else NONE for kind in (Limited.BIRTHS, Limited.HANDSHAKES, Limited.WAKES))
+    with EngineLab(service={"limits": limits, **service}) as box:
+        box.engine.set_limits(BOUNDS)
+        yield box
+
+
+@pytest.fixture(scope="module")
+def births() -> Iterator[tuple[EngineLab, Wire]]:
+    with limited(Limited.BIRTHS, born=Born.ALWAYS) as box, Wire(box) as wire:
+        hide(box.lab)
+        yield box, wire
+
+
+@BOTH
+@pytest.mark.parametrize("options", [LINUX, LINUX[:1]], ids=["short way", "long way"])
+def test_a_source_beyond_its_births_is_not_answered_and_others_are_born(
+    births: tuple[EngineLab, Wire], family: int, options: Any
+) -> None:
+    box, wire = births
+    time.sleep(2)  # its burst is whole again
+    before, born = box.stat("births_limited"), 0
+
+    def is_born(address: str | None = None) -> bool:
+        client = Handmade(wire, box.target(family), options=options)
+        client.address = address or client.address
+        client.send("S", seq=client.isn, options=client.options)
+        try:
+            client.take(client.hear(timeout_s=0.1))
+        except TimeoutError:
+            return False
+        client.ack()
+        answers = client.all_heard(0.05)
+        found = box.engine.find(client.key) is not None
+        assert [str(answer[TCP].flags) for answer in answers] == ([] if found else ["R"])
+        return found
+
+    began = time.monotonic()
+    while is_born():
+        born += 1
+        assert born <= 4 + 3 * (time.monotonic() - began)
+    assert born >= 4
+    assert not is_born(), "its SYN is not answered any more"
+    assert is_born(OTHER[family]), "another is"
+    assert box.stat("births_limited") >= before + 2
+    assert box.engine.last_refused(Limited.BIRTHS) in (Handmade(wire, box.target(family)).address, "fd00:64::/64")
+    time.sleep(0.6)
+    assert is_born(), "at its rate it goes on"
+
+
+@BOTH
+def test_a_source_beyond_its_handshakes_is_reset_and_others_are_served(family: int) -> None:
+    with limited(Limited.HANDSHAKES) as box:
+        here, there = box.lab.client_addresses(family, 3)[1:]
+
+        def is_served(source: str) -> bool:
+            try:
+                client = box.dial(family, source=source)
+                client.settimeout(0.1)
+                client.recv(1)
+            except ConnectionResetError:
+                return False
+            except TimeoutError:
+                return True
+            raise AssertionError("it is reset, or nothing is said to it")
+
+        with ThreadPoolExecutor(12) as pool:
+            served = sum(pool.map(is_served, [here] * 12))
+        assert 4 <= served <= 6
+        assert box.stat("handshakes_limited") == 12 - served
+        assert box.engine.last_refused(Limited.HANDSHAKES) in (here, "fd00:64::/64")
+        assert all(is_served(there) for _ in range(4))
+
+
+@BOTH
+@pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
+def test_a_source_beyond_its_wakes_waits_and_no_connection_of_it_ends(family: int, state: State) -> None:
+    with limited(Limited.WAKES) as box:
+        here, there = box.lab.client_addresses(family, 3)[1:]
+        pairs = [box.connect(family, source=here) for _ in range(8)]
+        other = box.connect(family, source=there)
+        for pair in (*pairs, other):
+            box.to(pair, state)
+        for pair in pairs:
+            pair.client.sendall(b"ask")
+        box.wait(lambda: box.stat("wakes_limited") > 0, "some are refused")
+        other.client.sendall(b"ask")
+        box.wait(lambda: box.state(other) == State.ACTIVE, "another wakes at once", 0.2)
+        for _ in (*pairs, other):
+            box.accept(family).sendall(b"answer")
+        assert [pair.client.recv(6) for pair in (*pairs, other)] == [b"answer"] * 9
+
+
+@BOTH
+def test_forged_syns_take_nothing_from_the_source_that_they_name(births: tuple[EngineLab, Wire], family: int) -> None:
+    box, wire = births
+    time.sleep(2)  # its burst is whole again
+    forged = [Handmade(wire, box.target(family)) for _ in range(1000)]
+    for one in forged:
+        one.address = OTHER[family]
+        one.send("S", seq=one.isn, options=one.options)
+    for _ in range(4):
+        client = Handmade(wire, box.target(family))
+        client.address = OTHER[family]
+        client.syn()
+        client.ack()
+        box.wait(lambda client=client: box.engine.find(client.key), "it is born", 0.5)  # type: ignore[misc]
