@@ -55,8 +55,8 @@ SOURCES: Final = {
     "tallies waiting",
     "inband": "inband inband_relay inband_requests",
     "rows": "history",
-    "life": "ask attach births doors freeze growth handover held insert limits links listeners next pressure recall "
-    "received relay sweep thaw",
+    "life": "ask attach births crowd doors freeze growth handover held insert limits links listeners next pressure "
+    "recall received relay sweep thaw",
     "": "commands engine stats",
 }
 """The engine's sources by folder, from the ground up."""

@@ -55,6 +55,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_IN_BAND_REFUSED] = "in_band_refused",
     [ROOST_E_BORN_SPOKE] = "born_spoke",
     [ROOST_E_BORN_GONE] = "born_gone",
+    [ROOST_E_BORN_EXPIRED] = "born_expired",
     [ROOST_E_GROWN] = "tables_grown",
     [ROOST_E_GROWTH_FAILED] = "tables_not_grown",
     [ROOST_E_CANDIDATES_ASKED] = "perhaps_asked",

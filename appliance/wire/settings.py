@@ -145,6 +145,7 @@ class ServiceSpec:
     in_band_stay: bool = False
     born: int = Born.NEVER
     born_rate: int = 0
+    born_silence_s: int = 0
     no_keepalives: bool = False
     limits: tuple[Limit, ...] = ((0, 0),) * 3
     """Of births, handshakes and wakes (Limited)."""

@@ -217,9 +217,9 @@ struct roost_service {
     uint8_t in_band_stay;        /* clients may be told to stay connected (ROOST_OP_TELL) */
     uint8_t born;                /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
     uint32_t born_rate;          /* clients a second, on one processor, from which on it is a storm */
-    uint32_t
-        limit_us[3][2]; /* of births, handshakes and wakes (ebpf/shared/limit.h), of an address and of a network: one in
-                                    so long; 0: there is no limit */
+    uint32_t born_silence_s;     /* one that was born asleep and has said nothing for so long is reset; 0: never */
+    /* Of births, handshakes and wakes (ebpf/shared/limit.h), of an address and of a network: one in so long; 0: there is no limit. */
+    uint32_t limit_us[3][2];
 };
 
 /* Limits by source that are of no service, and what is a source. */

@@ -220,6 +220,7 @@ enum roost_engine_counter {
     ROOST_E_IN_BAND_REFUSED,
     ROOST_E_BORN_SPOKE,
     ROOST_E_BORN_GONE,
+    ROOST_E_BORN_EXPIRED,
     ROOST_E_GROWN,
     ROOST_E_GROWTH_FAILED,
     ROOST_E_CANDIDATES_ASKED,
@@ -297,6 +298,10 @@ struct roost_engine {
     struct roost_datapath path;
     struct roost_survey survey;
     struct roost_workers workers;
+    struct roost_crowd { /* cext/life/crowd.c */
+        uint64_t network, at_ms, random;
+        bool v4;
+    } crowd;
     uint32_t worker_threads;
     uint32_t limit_us[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]; /* of struct roost_bounds */
     struct roost_spares spares;

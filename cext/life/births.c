@@ -17,6 +17,7 @@
 #include "cext/base/clock.h"
 #include "cext/base/count.h"
 #include "life.h"
+#include "cext/socket/repair.h"
 
 #define OPEN_S 2         /* no births after this long without a sign of life from the engine */
 #define FULL_PERCENT 96  /* of the table: the rest is for those that fall asleep */
@@ -105,12 +106,10 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     return 0;
 }
 
-/* Whether there is room for more, in the table that is the fuller one. */
-static bool has_room(struct roost_engine *e) {
+bool roost_births_have_room(struct roost_engine *e, bool v4) {
     uint64_t used4, used6;
     roost_table_used(e, &used4, &used6);
-    return used4 * 100 < roost_table_slots(&e->table, true) * FULL_PERCENT &&
-           used6 * 100 < roost_table_slots(&e->table, false) * FULL_PERCENT;
+    return (v4 ? used4 : used6) * 100 < roost_table_slots(&e->table, v4) * FULL_PERCENT;
 }
 
 void roost_births_turn(struct roost_engine *e) {
@@ -123,7 +122,8 @@ void roost_births_turn(struct roost_engine *e) {
         e->old.next_id = e->next_id;
         e->old.at_ms = e->now_ms;
     }
-    gate->open_until_s = has_room(e) ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;
+    bool room = roost_births_have_room(e, true) && roost_births_have_room(e, false);
+    gate->open_until_s = room ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;
 }
 
 static uint32_t births_now_ms(const struct roost_engine *e) {
@@ -193,7 +193,7 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
         .active_ms = active_ms,
         .snd_wnd = window,
         .max_window = window,
-        .mss = (uint16_t)ROOST_BORN_MSS(slot->rest),
+        .mss = (uint16_t)roost_born_mss(slot->rest),
     };
     /* One store makes it a connection with a rest slot: a successor finds either. */
     __atomic_store_n(&slot->rest, index, __ATOMIC_RELEASE);
@@ -203,4 +203,26 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
     roost_event_of_slot(e, key, slot, &event);
     roost_post_transition(e, &event, slot->class, ROOST_ST_NONE, ROOST_ST_IDLE, ROOST_C_CLIENT_CONNECT, 0);
     return 0;
+}
+
+bool roost_slot_reset(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
+                      const struct roost_rest *rest) {
+    int fd = roost_repair_rebuild(key, slot, rest);
+    if (fd == -EMFILE || fd == -ENFILE)
+        return false;
+    roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
+    if (fd >= 0 && !roost_repair_finish(fd, false))
+        roost_reset_fd(fd);
+    else if (fd >= 0)
+        close(fd);
+    return true;
+}
+
+void roost_births_expire(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    const struct roost_rest rest = {.mss = (uint16_t)roost_born_mss(slot->rest)};
+    roost_births_ended(e, key, 0);
+    if (!roost_slot_reset(e, key, slot, &rest))
+        return;
+    e->stat[ROOST_E_BORN_GONE]++;
+    e->stat[ROOST_E_BORN_EXPIRED]++;
 }

@@ -165,6 +165,8 @@ static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     struct roost_ka mark = {
         .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .class = c->class, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
+    if (!c->slot && roost_crowd_gives_way(e, &c->key))
+        c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
     error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
     if (error) {
         if (c->slot)

@@ -10,7 +10,7 @@
  *     births.c     those that are born asleep            insert.c     records that the store puts back
  *     recall.c     rows that candidates are asked for    sweep.c      what inactive ones need by time
  *     pressure.c   something runs short                  handover.c   to the next daemon, from the one before
- *     limits.c     what one source may do in a time
+ *     limits.c     what one source may do in a time      crowd.c      births that make room for others
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -80,6 +80,9 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
 bool roost_turns_away(const struct roost_listener *l); /* new clients, since none of its servers is up */
 void roost_accept_pause(struct roost_engine *e);       /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
+
+/* crowd.c: this key has found no room. true: now it may. */
+bool roost_crowd_gives_way(struct roost_engine *e, const struct roost_key *key);
 
 /* handover.c: before the engine's thread runs, the connections that were handed over are its own. */
 void roost_inherited_begin(struct roost_engine *e);

@@ -40,6 +40,7 @@
 #define SPREAD 0x9e3779b1u
 #define WAITS_FOR_ROOM_MS 1000
 #define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
+#define EXPIRE_A_TURN 16 /* of clients that never spoke: 50 us each */
 #define AWAKE_PARTS 4096 /* ranges of the hashes of their keys */
 
 /* A slice of the walk over all buckets. */
@@ -49,22 +50,10 @@ struct walk {
     uint32_t salt; /* by which the bucket's moment differs from others' */
     struct {
         uint32_t heard_s, interval_s, due_s;
-    } last;     /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
-    bool waits; /* for room for probes */
+    } last;          /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
+    bool waits;      /* for room for probes */
+    uint32_t expire; /* clients that may be reset in this turn */
 };
-
-/* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
- * is told by a socket that is good for one RST. */
-static void end_orphan(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
-    int fd = roost_repair_rebuild(key, slot, &e->table.rest[slot->rest]);
-    if (fd == -EMFILE || fd == -ENFILE)
-        return;                          /* tried again in a second */
-    roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
-    if (fd >= 0 && !roost_repair_finish(fd, false))
-        roost_reset_fd(fd);
-    else if (fd >= 0)
-        close(fd);
-}
 
 /* One end of a pair is gone: the other learns it, and for that both wake. */
 static void dead_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
@@ -72,7 +61,7 @@ static void dead_pair(struct roost_engine *e, const struct roost_key *key, struc
     int error;
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
         if (!roost_table_peer(&e->table, slot, &client))
-            return; /* end_orphan's */
+            return; /* look() ends it */
         key = &client;
     }
     struct roost_conn *c = roost_conn_by_key(e, key);
@@ -279,6 +268,12 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
     return 0;
 }
 
+static bool outstays(const struct walk *w, const struct roost_ka *slot) {
+    uint32_t age_s = roost_born_age_s(slot->rest, w->now_s);
+    uint32_t most_s = roost_service_of(w->e, roost_table_service(&w->e->table, slot))->born_silence_s;
+    return most_s && age_s > most_s;
+}
+
 /* Does what is due of a slot; seconds until it is to be looked at again. */
 static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t phase = ROOST_PHASE(slot->ctl), next_s = LOOK_MAX_S;
@@ -293,7 +288,8 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
         if (phase == ROOST_IDLE && roost_table_orphan(&w->e->table, slot)) {
             struct roost_key key;
             roost_table_key(&w->e->table, slot, v4, &key);
-            end_orphan(w->e, &key, slot);
+            /* It has lost its client: its record was lost, or a predecessor was killed at a bad moment. */
+            roost_slot_reset(w->e, &key, slot, &w->e->table.rest[slot->rest]);
             return 1;
         }
         next_s = LOOK_AT_LEGS_S;
@@ -307,6 +303,15 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
         if (!leave_s)
             return LOOK_MAX_S;
         next_s = leave_s < next_s ? leave_s : next_s;
+    }
+    if (ROOST_IS_BORN(slot->rest) && outstays(w, slot)) {
+        struct roost_key key;
+        if (!w->expire)
+            return 1;
+        w->expire--;
+        roost_table_key(&w->e->table, slot, v4, &key);
+        roost_births_expire(w->e, &key, slot);
+        return 1;
     }
     keep_silence_known(slot, w->now_s);
     if (roost_class_of(w->e, slot->class)->probe_interval_s) {
@@ -397,7 +402,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     if (!under_way)
         e->sweep_end = slice_end(e, buckets, slice_ms);
     uint64_t end = e->sweep_end;
-    struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
+    struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000), .expire = EXPIRE_A_TURN};
     bool room = true;
     if (all && end - e->sweep_at > AT_ONCE_OF_ALL)
         end = e->sweep_at + AT_ONCE_OF_ALL;

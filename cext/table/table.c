@@ -101,6 +101,20 @@ static struct roost_ka *find_in(struct roost_table *t, const struct roost_genera
     return NULL;
 }
 
+uint32_t roost_table_places(struct roost_table *t, const struct roost_key *key,
+                            struct roost_ka *slots[ROOST_PLACES_OF_KEY]) {
+    bool v4 = roost_key_is_v4(key);
+    const struct roost_generation *g = current(t, v4);
+    struct roost_place place = place_of(t, key, v4, g->buckets);
+    uint32_t count = 0;
+    for (int side = 0; side < 2; side++)
+        for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
+            slots[count] = roost_table_slot(head_of(g, v4, place.bucket[side]), v4, i);
+            count += slots[count] != NULL;
+        }
+    return count;
+}
+
 void roost_table_prefetch(struct roost_table *t, const struct roost_key *key) {
     bool v4 = roost_key_is_v4(key);
     const struct roost_generation *g = current(t, v4);

@@ -60,6 +60,11 @@ void roost_table_prefetch(struct roost_table *t, const struct roost_key *key);
 struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka,
                                     uint16_t service);
 
+/* The slots in use where this key may lie; how many. */
+#define ROOST_PLACES_OF_KEY (2 * ROOST_BUCKET_SLOTS)
+uint32_t roost_table_places(struct roost_table *t, const struct roost_key *key,
+                            struct roost_ka *slots[ROOST_PLACES_OF_KEY]);
+
 /* Removes the slot, and its rest slot if it has one. */
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
 

@@ -113,6 +113,7 @@ COUNTERS: Final = (
     ("births_refused", "counters.born_refused", "Handshakes that XDP did not end."),
     ("births_spoke", "counters.born_spoke", "Born asleep, and spoke."),
     ("births_gone", "counters.born_gone", "Born asleep, and gone without a word."),
+    ("births_expired", "counters.born_expired", "Born asleep, and reset since they said nothing."),
     ("syn_cookies", "counters.syn_cookies", "SYNs answered by XDP."),
     ("freezes", "counters.frozen", "Connections taken out of the kernel."),
     ("freezes_cancelled", "counters.freeze_cancelled", "Freezes that did not happen."),

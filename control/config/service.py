@@ -156,6 +156,11 @@ class Service(Policy):
     born_rate: Annotated[int, ToEngine("born_rate")] = Field(
         1000, ge=1, description='with `born = "storm"`: how many clients a second, on one processor, are a storm'
     )
+    born_silence: Annotated[Duration, ToEngine("born_silence_s")] = Field(
+        86400.0,
+        description="a client that was born asleep and has said nothing for so long, to within an hour, is reset; "
+        "keep-alives are no word. At most 48h; `never`: it is kept while it answers probes",
+    )
     in_band: InBand = Field(
         InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
     )
@@ -169,6 +174,13 @@ class Service(Policy):
     def _ready_for_a_while(cls, value: float) -> float:
         if not 1 <= value <= 3600:
             raise ValueError("must be between 1s and 1h")
+        return value
+
+    @field_validator("born_silence")
+    @classmethod
+    def _born_silence_is_counted(cls, value: float) -> float:
+        if value > 172800:
+            raise ValueError('must be at most 48h, or "never"')
         return value
 
     @property

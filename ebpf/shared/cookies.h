@@ -24,6 +24,23 @@ struct roost_cookies {
     __u32 reserved;
 };
 
+/* MSS classes, ascending: a client is sent segments of the largest that does not exceed its option. */
+static inline __attribute__((always_inline)) __u32 roost_mss_of_class(__u32 class) {
+    return class < 4 ? (class < 2 ? (class ? 1220 : 536) : (class == 2 ? 1300 : 1360))
+                     : (class < 6 ? (class == 4 ? 1400 : 1420) : (class == 6 ? 1440 : 1460));
+}
+
+/* Of a rest that ROOST_BORN made. */
+static inline __attribute__((always_inline)) __u32 roost_born_mss(__u32 rest) {
+    return rest >> 30 == 3 ? roost_mss_of_class(rest >> 27 & 7) : rest >> 16 & 0x7fff;
+}
+
+/* How long ago it was born, give or take a unit. 0: of an earlier layout, which does not say it. */
+static inline __attribute__((always_inline)) __u32 roost_born_age_s(__u32 rest, __u32 now_s) {
+    __u32 now = now_s / ROOST_BORN_UNIT_S % ROOST_BORN_UNITS, born = rest >> 16 & 0x7ff;
+    return rest >> 30 == 3 ? (now + ROOST_BORN_UNITS - born) % ROOST_BORN_UNITS * ROOST_BORN_UNIT_S : 0;
+}
+
 #define ROOST_COOKIE_CELL(hash, which) ((hash) >> ((which) ? 40 : 52) & (ROOST_COOKIE_CELLS - 1))
 
 static inline __attribute__((always_inline)) void roost_cookie_ends(struct roost_cookies *c, __u64 hash, __u32 now_ms) {

@@ -87,11 +87,16 @@ enum {
 #define ROOST_HEARD_TICK(heard) (((heard) >> 4) & 0xffu)
 #define ROOST_HEARD_PROBES(heard) ((heard)&0xfu)
 
-/* Of an IDLE connection that was born asleep, until the engine gives it a number and a rest slot: what that would say,
- * the client's MSS option and its window as it stood in its acknowledgement (not scaled yet). */
-#define ROOST_BORN(mss, window) (1u << 31 | (__u32)(mss) << 16 | (__u16)(window))
+/* Of an IDLE connection that was born asleep, until the engine gives it a number and a rest slot: what that would say, the class of
+ * the client's MSS option (cookies.h) and its window as it stood in its acknowledgement (not scaled yet); and when it was born, in
+ * units of 128 s, which come again after 72 h. An earlier layout had the MSS itself in place of the class and the time. */
+enum {
+    ROOST_BORN_UNIT_S = 128,
+    ROOST_BORN_UNITS = 2047 /* one less than fit: a rest of ones alone is ROOST_NO_REST */
+};
+#define ROOST_BORN(class, now_s, window)                                                                               \
+    (3u << 30 | (__u32)(class) << 27 | (__u32)(now_s) / ROOST_BORN_UNIT_S % ROOST_BORN_UNITS << 16 | (__u16)(window))
 #define ROOST_IS_BORN(rest) ((rest) >> 31 && (rest) != ROOST_NO_REST)
-#define ROOST_BORN_MSS(rest) (((rest) >> 16) & 0x7fffu)
 #define ROOST_BORN_WINDOW(rest) ((rest)&0xffffu)
 
 /* In SLEEP: the row that has the rest, by the low bits of the connection's number; the key tells it from the others

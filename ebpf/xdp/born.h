@@ -113,17 +113,11 @@ static __always_inline void note_cookie(const struct roost_birth *birth, __u32 n
     count(ROOST_N_COOKIES);
 }
 
-/* MSS classes, ascending: a client is sent segments of the largest that does not exceed its option. */
-static __always_inline __u32 mss_of_class(__u32 class) {
-    return class < 4 ? (class < 2 ? (class ? 1220 : 536) : (class == 2 ? 1300 : 1360))
-                     : (class < 6 ? (class == 4 ? 1400 : 1420) : (class == 6 ? 1440 : 1460));
-}
-
 static __always_inline __u32 class_of_mss(__u32 mss) {
     __u32 class = 0;
 #pragma clang loop unroll(full)
     for (__u32 i = 1; i < 8; i++)
-        if (mss >= mss_of_class(i))
+        if (mss >= roost_mss_of_class(i))
             class = i;
     return class;
 }
@@ -440,7 +434,7 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     notes->born.now_s = now_ms / 1000;
     ka->heard = ROOST_HEARD(notes->born.now_s, 0, 0);
     ka->class = class_of_newborn(gate, ward->birth, p->key.client);
-    ka->rest = ROOST_BORN(mss_of_class(cookie_class(cookie)), s->window);
+    ka->rest = ROOST_BORN(cookie_class(cookie), notes->born.now_s, s->window);
     return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
 }
 

@@ -208,7 +208,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->ts_recent = bpf_ntohl(options[1]);
     ka->heard = ROOST_HEARD(n->now_s, 0, 0);
     ka->window = OUR_WINDOW;
-    ka->rest = ROOST_BORN(mss_of_class(class), bpf_ntohs(tcp->window));
+    ka->rest = ROOST_BORN(class, n->now_s, bpf_ntohs(tcp->window));
     agree(ka, tsecr);
     n->hash = sought->hash;
     if (filter_says(sought, tcp->dest) != NO_CANDIDATE)

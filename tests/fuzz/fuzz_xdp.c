@@ -514,8 +514,8 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
         if (classes[i] <= offer.mss)
             mss = classes[i];
     claim(slot->snd_nxt == snd_nxt && slot->rcv_nxt == s->seq + 1, "somebody was born with other numbers");
-    claim(ROOST_IS_BORN(slot->rest) && ROOST_BORN_MSS(slot->rest) == mss && ROOST_BORN_WINDOW(slot->rest) == 777,
-          "somebody was born with an MSS of %u, and offered %u", ROOST_BORN_MSS(slot->rest), offer.mss);
+    claim(ROOST_IS_BORN(slot->rest) && roost_born_mss(slot->rest) == mss && ROOST_BORN_WINDOW(slot->rest) == 777,
+          "somebody was born with an MSS of %u, and offered %u", roost_born_mss(slot->rest), offer.mss);
     claim(!(flags & ROOST_F_TIMESTAMPS) == !offer.has_ts, "somebody was born with timestamps, or without");
     claim(!(flags & ROOST_F_SACK) == !ours.sack, "somebody was born with SACK, or without");
     claim(!(flags & ROOST_F_WSCALE) == (ours.wscale == 15), "somebody was born with window scaling, or without");

@@ -22,8 +22,8 @@ _EXPLORED = (
     "cext/commands.c",
     *(f"cext/table/{name}.c" for name in ("endpoints", "filter", "table")),
     *(f"cext/conn/{name}.c" for name in ("candidates", "classes", "connection", "events", "find", "legs", "waiting")),
-    *(f"cext/life/{name}.c" for name in ("ask", "attach", "births", "freeze", "growth", "held", "insert", "next")),
-    *(f"cext/life/{name}.c" for name in ("limits", "pressure", "recall", "received", "sweep", "thaw")),
+    *(f"cext/life/{name}.c" for name in ("ask", "attach", "births", "crowd", "freeze", "growth", "held", "insert")),
+    *(f"cext/life/{name}.c" for name in ("limits", "next", "pressure", "recall", "received", "sweep", "thaw")),
 )
 # What the engine thread has to itself, and what is made of the rest of the machine.
 _AROUND = (

@@ -2,8 +2,9 @@
 """Time that passes for sleeping connections alone.
 
 A night takes a night. What it changes in the appliance, though, is little: the clock that a sleeping connection shows
-its peer has gone on (`ts_offset`), and its peer was heard that much longer ago (`heard_s`). Both are written straight
-into the tables that the daemon has pinned, for all connections in them: both legs of a pair grow old together.
+its peer has gone on (`ts_offset`), its peer was heard that much longer ago (`heard_s`), and a client that never spoke
+was born that much longer ago. All is written straight into the tables that the daemon has pinned, for all connections
+in them: both legs of a pair grow old together.
 
 A peer's own clock stays, and the peer is an unmodified kernel: it refuses a timestamp that is more than 2^31 ms (24.8
 days) ahead of the last one it knows, unless it heard that one more than 24 days ago (RFC 7323 5.5), which here it did
@@ -36,7 +37,8 @@ _EMPTY: Final = bytes(_SLOTS)
 _HEADER: Final = 64
 _GENERATIONS: Final = 4
 _KEY_AND_KA: Final = {"tables4": (8, 32), "tables6": (20, 32)}
-_CTL, _TS_OFFSET, _HEARD = 0, 12, 20
+_CTL, _TS_OFFSET, _HEARD, _REST = 0, 12, 20, 28
+_NO_REST, _BORN_UNIT_S, _BORN_UNITS = (1 << 32) - 1, 128, 2047
 _WHEN_SHIFT, _WHEN_WRAP_S = 12, 1 << 20
 _PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
 _SOCKET_NOTES_BYTES: Final = 2 << 16  # ebpf/shared/sockets.h
@@ -84,6 +86,10 @@ class Table:
         self.write(ka + _TS_OFFSET, self.read(ka + _TS_OFFSET) + seconds * 1000)
         older = min(self.silence_s(ka) + seconds, _WHEN_WRAP_S // 2) - self.silence_s(ka)
         self.write(ka + _HEARD, self.read(ka + _HEARD) - (older << _WHEN_SHIFT))
+        rest = self.read(ka + _REST)
+        if rest >> 30 == 3 and rest != _NO_REST:
+            born = ((rest >> 16 & 0x7FF) - seconds // _BORN_UNIT_S) % _BORN_UNITS
+            self.write(ka + _REST, rest & ~(0x7FF << 16) | born << 16)
 
 
 class Sleepers:
@@ -101,7 +107,7 @@ class Sleepers:
                 self._hear_all()
             elif step < seconds:
                 raise ValueError("after 20 days the peers must hear something: keepalives=True")
-            with self._tables() as tables:
+            with self.tables() as tables:
                 for table in tables:
                     for ka in table.asleep():
                         table.grow_older(ka, step)
@@ -110,7 +116,7 @@ class Sleepers:
             self._hear_all()
 
     def count(self) -> int:
-        with self._tables() as tables:
+        with self.tables() as tables:
             return sum(1 for table in tables for _ in table.asleep())
 
     def _hear_all(self) -> None:
@@ -118,14 +124,15 @@ class Sleepers:
         began = time.monotonic()
 
         def heard() -> bool:
-            with self._tables() as tables:
+            with self.tables() as tables:
                 silences = [table.silence_s(ka) for table in tables for ka in table.asleep()]
                 return all(silence < time.monotonic() - began - 1 for silence in silences)
 
         wait_until(heard, 10, "a keep-alive of each sleeping connection")
 
     @contextmanager
-    def _tables(self) -> Iterator[list[Table]]:
+    def tables(self) -> Iterator[list[Table]]:
+        """The tables themselves, for as long as that lasts."""
         tables: list[Table] = []
         try:
             for name, (key, ka) in _KEY_AND_KA.items():

@@ -123,6 +123,7 @@ def test_a_clients_reset_reaches_the_server(box: EngineLab, family: int) -> None
     assert box.transitions(pair)[-1] == (State.ACTIVE, State.CLOSED, Cause.CLIENT_CLOSE)
 
 
+@pytest.mark.memory
 def test_slow_readers_hold_their_writers_back_instead_of_filling_memory(box: EngineLab) -> None:
     """Both directions of some connections are stuffed until nothing more goes in; then all of it arrives."""
     pairs = [box.connect(family) for family in (4, 6) for _ in range(2)]

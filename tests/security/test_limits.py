@@ -135,3 +135,38 @@ def test_forged_syns_take_nothing_from_the_source_that_they_name(births: tuple[E
         client.syn()
         client.ack()
         box.wait(lambda client=client: box.engine.find(client.key), "it is born", 0.5)  # type: ignore[misc]
+
+
+@BOTH
+def test_those_that_fill_the_table_and_say_nothing_make_room_for_others(family: int) -> None:
+    """One source has filled it; clients of another network come, are served, and fall asleep, all of them."""
+    room: dict[str, Any] = {"ipv4_slots": 200, "ipv6_slots": 200}
+    quiet = {"standby_quiet_ms": 200, "idle_quiet_ms": 200}
+    with EngineLab(service={"born": Born.ALWAYS, **quiet}, **room) as box, Wire(box) as wire:
+        hide(box.lab)
+        box.engine.set_limits(BOUNDS)
+        while not box.stat("accepted"):  # there is room for births
+            client = Handmade(wire, box.target(family))
+            client.send("S", seq=client.isn, options=client.options)
+            client.take(client.hear())
+            client.ack()
+        crowd = box.stat("born")
+        assert crowd > 180
+        box.accept(family).close()
+        others = [box.dial(family) for _ in range(40)]
+
+        def are_served() -> None:
+            for other in others:
+                other.sendall(b"question")
+            for _ in others:
+                server = box.accept(family)
+                assert server.recv(8) == b"question"
+                server.sendall(b"answer")
+            assert [other.recv(6) for other in others] == [b"answer"] * len(others)
+            box.wait(lambda: box.stat("awake") <= 1, "all of them sleep")  # but for the one that found no room
+
+        are_served()
+        expired = box.stat("born_expired")
+        assert 20 <= expired <= 41
+        assert box.stat("born") == crowd - expired
+        are_served()
