@@ -16,7 +16,7 @@ from control.config.config import LISTS, SECTIONS, Config
 from control.config.limits import ServiceLimits
 from control.config.sections import Policy, Section
 from control.config.service import Health, InBand, Service
-from control.config.values import endpoint_text, parse_duration, server_text, whole_seconds
+from control.config.values import Ports, endpoint_text, parse_duration, server_text, whole_seconds
 
 TOP: Final = "Top level"
 HEADINGS: Final[dict[str, type[Section]]] = {
@@ -50,6 +50,8 @@ def _shown_type(annotation: object, metadata: list[Any]) -> str:
         return "list of " + _shown_type(get_args(annotation)[0], []).replace(" or ", ", ")
     if get_origin(annotation) is tuple:
         of = get_args(annotation)[0]
+        if of is Ports:
+            return "list of ports"
         return "list of " + ("names" if of is str else "numbers" if get_args(of)[0] is int else "addresses")
     if get_origin(annotation) is dict or annotation in (Health, InBand, ServiceLimits):
         return "table"

@@ -18,6 +18,7 @@ from control.config.values import (
     Endpoint,
     PasswordText,
     PortRange,
+    Ports,
     ToEngine,
     WholeSeconds,
     parse_endpoint,
@@ -385,7 +386,18 @@ class Absent(Section):
     dial_networks: tuple[AddressRange, ...] = Field(
         (), description="clients are dialled in these networks alone; the appliance's own addresses never are"
     )
-    dial_port: int = Field(0, ge=0, le=65535, description="port that is dialled; 0: the one that the server asked for")
+    dial_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port that is dialled; 0: the one that the server asked for, if it is one of `dial_ports`",
+    )
+    dial_ports: tuple[Ports, ...] = Field(
+        (),
+        description='with `dial_port = 0`: ports and ranges of ports, such as `[443, "8000-8099"]`, that a server may '
+        "ask for. It reaches each of them at every host of `dial_networks`, from the appliance's address: name no port "
+        'that other services there listen on. `["1-65535"]`: any',
+    )
     dial_timeout: Duration = Field(5.0, gt=0, le=300, description="how long a client may take to accept")
     dial_limit: int = Field(
         256,
@@ -408,9 +420,16 @@ class Absent(Section):
     )
 
     @model_validator(mode="after")
-    def _networks_are_known(self) -> Absent:
+    def _networks_and_ports_are_known(self) -> Absent:
         if "dial" in self.steps and not self.dial_networks:
             raise ValueError('steps has "dial": dial_networks must say where clients are')
+        if "dial" in self.steps and not self.dial_port and not self.dial_ports:
+            raise ValueError(
+                "dial_port is 0: dial_ports must say which ports a server may ask for, "
+                '["1-65535"]: any; or give dial_port'
+            )
+        if self.dial_port and self.dial_ports:
+            raise ValueError(f"dial_port = {self.dial_port} is the only one that is dialled: leave dial_ports out")
         if len(set(self.steps)) < len(self.steps):
             raise ValueError("steps names a step twice")
         return self

@@ -135,6 +135,16 @@ def parse_ports(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
+def ports_text(value: object) -> str:
+    """``8000-8099``; of one port (443, or ``443``) the range with it alone. Raises ValueError."""
+    text = f"{value}-{value}" if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()) else value
+    try:
+        parse_ports(str(text))
+    except ValueError:
+        raise ValueError(f'"{value}" is no port and no range of ports; write 443 or "10240-32767"') from None
+    return str(text)
+
+
 def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
     def check(value: str) -> str:
         parse(value)
@@ -144,6 +154,7 @@ def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
 
 
 PortRange = Annotated[str, _readable_by(parse_ports)]
+Ports = Annotated[str, BeforeValidator(ports_text, json_schema_input_type=int | str)]
 PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 
 

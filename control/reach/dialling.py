@@ -3,7 +3,7 @@
 
 The connection is made from where the client would find the service itself, and is the engine's from then on: it sleeps,
 wakes and is found like one that the client has made. Clients are dialled only in the networks that the configuration
-names, since whoever may ask the proxy could otherwise reach whatever the appliance can."""
+names, and at its ports, since whoever may ask the proxy could otherwise reach whatever the appliance can."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from appliance.frontends.target import Address
 from appliance.wire import Command, Event, Key, Op, unpack_address
-from control.config import Absent
+from control.config import Absent, parse_ports
 from control.core.logs import about
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import Cause, State
@@ -75,6 +75,8 @@ class Dialler:
         self._dispatcher = dispatcher
         self._services = services
         self._networks = [ipaddress.ip_network(network) for network in policy.dial_networks]
+        ports = [(policy.dial_port, policy.dial_port)] if policy.dial_port else map(parse_ports, policy.dial_ports)
+        self._ports = [range(first, last + 1) for first, last in ports]
         self._dialled = dialled
         self._is_own = is_own
         self._under_way: dict[Address, asyncio.Task[Dialling]] = {}
@@ -93,12 +95,17 @@ class Dialler:
         return bool(self._under_way or self._for_doors)
 
     def may(self, where: Address) -> bool:
-        """Whether the policy lets this be dialled."""
+        """Whether the policy lets this be dialled. The log says so when it is the port."""
         ip = ipaddress.ip_address(where.host)
         special = ip.is_loopback or ip.is_unspecified or ip.is_multicast
         allowed = any(ip in network for network in self._networks if network.version == ip.version)
-        dialled = where.port > 0 and ip.version in self._services
-        return dialled and allowed and not special and not self._is_own(where.host)
+        if not allowed or special or ip.version not in self._services or self._is_own(where.host):
+            return False
+        if any(where.port in ports for ports in self._ports):
+            return True
+        log.info("%s is not dialled: port %d is none of [absent] dial_ports", where.host, where.port,
+                 extra=about(client=where.host))  # fmt: skip
+        return False
 
     async def dial(self, client: str, where: Address, server: bytes, link: Link | None = None) -> Dialling:
         """Connect to the client; those who want the same one at once get the same connection, unless it has ended

@@ -34,7 +34,8 @@ class Dialling:
 
     def __init__(self, lab: Lab) -> None:
         self.absent: dict[str, Any] = {"steps": ["agent", "dial", "wait"], "wait": "500ms", "dial_timeout": "1s",
-                                       "dial_networks": ["10.10.0.0/24", "10.3.0.0/24"], "stay_after": 2}  # fmt: skip
+                                       "dial_networks": ["10.10.0.0/24", "10.3.0.0/24"],
+                                       "dial_ports": [9, WEB, "9200-9299"], "stay_after": 2}  # fmt: skip
         self.box = AgentLab(lab, absent=self.absent, telemetry={"in_band": {"stay": True}})
         self.client = lab.address("wan", "eth0")
 
@@ -139,6 +140,18 @@ def test_no_server_dials_beyond_the_networks_of_clients_or_back_into_the_applian
     assert code != 0
     assert "504" in said, "it is not dialled, so what is left is to wait"
     assert target.split(":")[0] not in dialled(dialling.box)
+
+
+def test_no_server_dials_a_port_that_the_configuration_does_not_name(dialling: Dialling) -> None:
+    box = dialling.box
+    with listening(box, 9300) as listener:
+        listener.settimeout(0.2)
+        for ask in (box.ask, box.ask_by_socks):
+            code, _, said = ask(f"{dialling.client}:9300")
+            assert code != 0
+            assert ("504" in said) or ("(6)" in said), "it is not dialled, so what is left is to wait"
+        with pytest.raises(TimeoutError):
+            listener.accept()
 
 
 def test_a_client_that_speaks_first_speaks_to_the_server_that_asked_for_it(dialling: Dialling) -> None:

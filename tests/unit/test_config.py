@@ -57,11 +57,11 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (f'[attach]\nauth = "password"\nusers."b:b" = "{HASH}"', '"b:b" is no name of a user'),
         (f'[attach]\nauth = "password"\nusers.bob = "{HASH[:-40]}"', "a password's hash needs ln=14,r=8,p=1"),
         (
-            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\ndial_service = "b"\n' + SERVICE,
+            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\ndial_port = 5\ndial_service = "b"\n' + SERVICE,
             'for clients of a [[service]] with servers: dial_service = "b" is none',
         ),
         (
-            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\n'
+            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\ndial_port = 5\n'
             + SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"'),
             "for clients of a [[service]] with servers: there is none",
         ),
@@ -431,6 +431,7 @@ def test_a_password_in_place_of_its_hash_is_not_repeated() -> None:
 
 
 AGENT = '[[agent]]\nname = "site"\ntoken = "{token}"\nclients = ["camera"]\n'
+DIAL = '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\n'
 AGENT_SERVICE = '[[service]]\nname = "agents"\nlisten = "0.0.0.0:7100"\nkind = "agents"\n'
 
 
@@ -443,6 +444,11 @@ AGENT_SERVICE = '[[service]]\nname = "agents"\nlisten = "0.0.0.0:7100"\nkind = "
         (AGENT.format(token="secret") + AGENT_SERVICE, '`token` in [[agent]] "site"'),
         (AGENT_SERVICE + 'server = "10.0.0.1:1"\n', 'kind = "agents" has no server'),
         ('[absent]\nsteps = ["dial"]\n', "dial_networks must say where clients are"),
+        (DIAL, 'dial_port is 0: dial_ports must say which ports a server may ask for, ["1-65535"]: any'),
+        (DIAL + "dial_port = 5\ndial_ports = [5]\n", "the only one that is dialled: leave dial_ports out"),
+        (DIAL + 'dial_ports = ["0-9"]\n', '"0-9" is no port and no range of ports; write 443 or "10240-32767"'),
+        (DIAL + "dial_ports = [65536]\n", '"65536" is no port and no range of ports'),
+        (DIAL + "dial_ports = [true]\n", "no port and no range of ports"),
         ('[absent]\nsteps = ["wait", "wait"]\n', "names a step twice"),
         ('[absent]\ndial_networks = ["10.0.0.1/8"]\n', "host bits set"),
         ('[agents]\ncertificate = "x.pem"\n', "needs certificate and private_key"),

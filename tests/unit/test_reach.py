@@ -402,7 +402,9 @@ class Adopting:
         self.engine = FakeEngine(carry_out=False)
         self.adopted: list[Command] = []
         self.error = error
-        policy = Absent.model_validate({"dial_networks": networks, "dial_timeout": "1s", "dial_limit": limit})
+        policy = Absent.model_validate(
+            {"dial_networks": networks, "dial_ports": ["1-65535"], "dial_timeout": "1s", "dial_limit": limit}
+        )
         self.dialler = Dialler(policy, self.engine, self, {4: 3, 6: 3}, dialled, lambda host: host == "192.0.2.1")
 
     def command(self, command: Command, states: Iterable[State], timeout_s: float,
@@ -445,9 +447,21 @@ def test_what_may_be_dialled(dialled: Dialled) -> None:
     for host, port in [("192.0.2.7", 0), ("192.0.2.1", 80), ("192.0.3.7", 80), ("127.0.0.1", 80), ("0.0.0.0", 80),
                        ("2001:db9::1", 80)]:  # fmt: skip
         assert not made.may(Address(host, port))
-    only6 = Dialler(Absent.model_validate({"dial_networks": ["192.0.2.0/24"]}), FakeEngine(), Adopting(dialled), {6: 3},
-                    dialled, lambda host: False)  # fmt: skip
+    policy = Absent.model_validate({"dial_networks": ["192.0.2.0/24"], "dial_port": 80})
+    only6 = Dialler(policy, FakeEngine(), Adopting(dialled), {6: 3}, dialled, lambda host: False)
     assert not only6.may(Address("192.0.2.7", 80)), "no service has such clients"
+
+
+def test_a_port_is_dialled_only_where_the_configuration_names_it(dialled: Dialled) -> None:
+    def may(port: int, **policy: object) -> bool:
+        absent = Absent.model_validate({"steps": ["dial"], "dial_networks": ["192.0.2.0/24"], **policy})
+        dialler = Dialler(absent, FakeEngine(), Adopting(dialled), {4: 3}, dialled, lambda host: False)
+        return dialler.may(Address("192.0.2.7", port))
+
+    ports = [443, "8000-8099"]
+    assert [may(port, dial_ports=ports) for port in (443, 8000, 8099)] == [True] * 3
+    assert [may(port, dial_ports=ports) for port in (0, 22, 442, 444, 7999, 8100, 65535)] == [False] * 7
+    assert [may(port, dial_port=443) for port in (443, 22)] == [True, False]
 
 
 def test_who_wants_the_same_client_at_once_gets_the_same_connection_and_the_rest_is_bounded(
