@@ -24,8 +24,10 @@ from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from appliance.bounds import CrowdedError, source_of
 from appliance.frontends.connect import ConnectHandshake
 from appliance.frontends.handshake import (
+    CROWDED,
     ENDED,
     FAILED,
     LATE,
@@ -138,7 +140,11 @@ class _Call:
                 return event
             else:
                 assert settings.users is not None, "no credentials are asked for"
-                handshake.authenticated(await settings.users.check(event))
+                source = source_of(self.server.getpeername()[0])
+                try:
+                    handshake.authenticated(await settings.users.check(event, source))
+                except CrowdedError:
+                    return CROWDED
 
     async def refuse(self, refusal: Refusal) -> None:
         """Say it, if there is a way to; the connection is at its end."""

@@ -5,6 +5,8 @@ A hash is written ``$scrypt$ln=15,r=8,p=1$salt$hash``, salt and hash in base64 w
 logarithm of the cost N. Each costs 128 * r * N bytes and some 0.1 s, so
 
 - it is worked out in threads of its own, in half of the processors at most, and never in the event loop;
+- sources of servers are served in turn, one check of each at a time, and after a wrong password the next check of its
+  source waits: one that guesses keeps no other one out, and what it may guess in an hour is little;
 - a password that was right is known again by a keyed digest of it, with a key that dies with the process: a server
   that attaches a hundred times a second pays for scrypt once;
 - for a user that does not exist a hash is worked out all the same, so that the time tells nothing.
@@ -21,14 +23,23 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from appliance.bounds import Delays, Turns
 from appliance.frontends.handshake import Credentials
 
 USER: Final = re.compile(r"[!-9;-~]{1,255}")
 """Printable ASCII without the colon, at which Basic splits (RFC 7617); 255 bytes are what RFC 1929 has room for."""
+
+EACH: Final = 8
+"""Checks of one source that may be there at once."""
+
+DELAY_S: Final = 0.1
+MOST_DELAY_S: Final = 5.0
+FORGET_S: Final = 300.0
+"""How long a source waits after a wrong password, at first and at most, and when that is forgotten."""
 
 _HASH: Final = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]+)\$([A-Za-z0-9+/]+)")
 _LEAST_LN: Final = 14
@@ -83,21 +94,25 @@ class Users:
         self._nobody = PasswordHash(dearest.ln, dearest.r, dearest.p, os.urandom(16), os.urandom(32))
         self._key = secrets.token_bytes(32)
         self._seen: dict[str, bytes] = {}
-        self._threads = ThreadPoolExecutor(max((os.cpu_count() or 1) // 2, 1), "roost-password")
+        self._turns = Turns("roost-password", EACH)
+        self._delays = Delays(DELAY_S, MOST_DELAY_S, FORGET_S)
 
-    async def check(self, credentials: Credentials) -> bool:
-        """Whether these are a user's. A check that is cancelled before its turn costs nothing."""
+    async def check(self, credentials: Credentials, source: str) -> bool:
+        """Whether these are a user's. A check that is cancelled before its turn costs nothing. source: of the server
+        (bounds.source_of). Raises CrowdedError when too many of it are being checked."""
         user = credentials.user
         seen = hashlib.blake2b(credentials.password, key=self._key).digest()
         if hmac.compare_digest(self._seen.get(user, b""), seen):
             return True
         wanted = self._hashes.get(user, self._nobody)
-        loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._threads, wanted.matches, credentials.password):
-            return False
-        self._seen[user] = seen
-        return True
+        async with self._turns.of(source):
+            await asyncio.sleep(self._delays.wait_s(source))
+            right = await self._turns.work(partial(wanted.matches, credentials.password))
+            self._delays.count(source, right)
+        if right:
+            self._seen[user] = seen
+        return right
 
     def close(self) -> None:
         """Begin no other check."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._turns.close()

@@ -20,9 +20,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from appliance.bounds import AtOnce, Rates
 from control.api.access import ACCESS, ATTACH, CONTROL, EVENTS, ME, METRICS, Access
 from control.api.answers import Relayed, Switch, Switched, Work, refusal_of
-from control.api.bounds import AtOnce, Rates
 from control.api.gate import Gate
 from control.api.metrics import Counted, Metrics
 from control.api.own import ATTACHED_EACH, FILES, FILES_PER_S, attach, control, events, file_of, me, metrics_page

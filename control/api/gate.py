@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
+from appliance.bounds import AtOnce, Rates, source_of
 from control.api.access import Access
 from control.api.answers import too_many
-from control.api.bounds import AtOnce, Rates, source_of
 from control.api.tokens import Tokens, UnreadableError
 from control.core.access import Credential, Role, read_token
 from control.core.logs import about

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from appliance.bounds import AtOnce, Rates, source_of
 from control.api.access import CONTROL, Access
 from control.api.answers import Answered, Switch, Work, refusal_of, too_many, until_any
-from control.api.bounds import AtOnce, Rates, source_of
 from control.api.control import Control
 from control.api.gate import Gate
 from control.api.metrics import Metrics

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from control.api.bounds import AtOnce, source_of
+from appliance.bounds import AtOnce, source_of
 from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends, flushed
 
 log = logging.getLogger("roost.api")

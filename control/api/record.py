@@ -12,8 +12,8 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from appliance.bounds import Rates, source_of
 from control.api.access import Access
-from control.api.bounds import Rates, source_of
 from control.api.gate import FAILURES, FAILURES_PER_S, ForbiddenError
 from control.api.upstream import AwayError, Upstream
 from control.core.access import FROM, REFUSED, WHO

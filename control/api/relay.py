@@ -12,9 +12,9 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from appliance.bounds import AtOnce
 from control.api.access import Access
 from control.api.answers import Answered, too_many
-from control.api.bounds import AtOnce
 from control.api.upstream import AwayError, Upstream
 from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Role
 from control.store.tokens import TokenRow

@@ -16,12 +16,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from starlette.routing import Route, WebSocketRoute
 
+from appliance.bounds import AtOnce, Delays, Rates, source_of
 from control.api import app as application
 from control.api import gate, relay, static
 from control.api import tokens as kept
 from control.api.access import ACCESS, ATTACH, EVENTS, ME, METRICS, Access
 from control.api.app import make_app
-from control.api.bounds import AtOnce, Rates, source_of
 from control.api.static import HEADERS, PREFIX, read_files
 from control.api.stream import Stream
 from control.api.tokens import Tokens
@@ -487,10 +487,35 @@ def test_a_rate_is_kept_on_average_and_the_oldest_are_forgotten(monkeypatch: pyt
         assert rates.wait_s("a") == 0
         rates.take("a")
     assert rates.wait_s("a") > 0, "it does not save up"
-    monkeypatch.setattr("control.api.bounds.KEYS", 10)
+    monkeypatch.setattr("appliance.bounds.KEYS", 10)
     for number in range(50):
         rates.take(str(number))
     assert len(rates._levels) == 10
+
+
+def test_who_fails_waits_twice_as_long_each_time_and_a_crowd_lets_the_oldest_be_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    delays = Delays(0.1, 0.5, 60, lambda: now)
+    for delay in (0.1, 0.2, 0.4, 0.5, 0.5):
+        delays.count("a", success=False)
+        assert delays.wait_s("a") == pytest.approx(delay)
+        assert delays.wait_s("b") == 0
+        now += delay
+        assert delays.wait_s("a") == pytest.approx(0)
+    delays.count("a", success=True)
+    delays.count("a", success=False)
+    assert delays.wait_s("a") == pytest.approx(0.1)
+    delays.count("a", success=False)
+    now += 61
+    delays.count("a", success=False)
+    assert delays.wait_s("a") == pytest.approx(0.1), "it was quiet"
+    monkeypatch.setattr("appliance.bounds.KEYS", 10)
+    for number in range(50):
+        delays.count(str(number), success=False)
+    assert len(delays._failed) == 10
+    assert delays.wait_s("a") == 0, "of the crowd the last are kept"
 
 
 def test_how_many_there_are_at_once() -> None:

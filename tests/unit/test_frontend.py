@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from errno import EBUSY, ENOENT, ENOTCONN, ETIMEDOUT
+from itertools import count
 from typing import Any
 
 import pytest
@@ -65,12 +66,12 @@ class Rig:
     async def __aexit__(self, *_: object) -> None:
         await self.frontend.close()
 
-    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(*self.where)
+    async def open(self, source: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(*self.where, local_addr=(source, 0))
 
-    async def ask(self, *pieces: bytes) -> bytes:
+    async def ask(self, *pieces: bytes, source: str = "127.0.0.1") -> bytes:
         """What comes back until the front end closes, when these pieces are written one by one."""
-        reader, writer = await self.open()
+        reader, writer = await self.open(source)
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
@@ -173,11 +174,14 @@ def test_only_a_user_with_its_password_reaches_the_table_of_clients() -> None:
     attacher = FakeAttacher(ENOENT)
 
     async def work(rig: Rig) -> None:
+        each = (f"127.0.1.{n}" for n in count(1))  # of which none waits for what another one has guessed
         for wrong in (CONNECT, basic(b"bob:no"), basic(b"eve:right"), basic(b":"), basic(b"bob:right ")):
-            assert (await rig.ask(wrong)).startswith(b"HTTP/1.1 407 Proxy Authentication Required\r\n")
+            said = await rig.ask(wrong, source=next(each))
+            assert said.startswith(b"HTTP/1.1 407 Proxy Authentication Required\r\n")
         assert await rig.ask(GREETING, SOCKS) == b"\x05\xff"
         for user, password in ((b"bob", b"no"), (b"eve", b"right"), (b"", b"")):
-            assert await rig.ask(b"\x05\x01\x02", rfc1929(user, password), SOCKS) == b"\x05\x02\x01\x01"
+            asked = b"\x05\x01\x02", rfc1929(user, password), SOCKS
+            assert await rig.ask(*asked, source=next(each)) == b"\x05\x02\x01\x01"
         assert attacher.calls == []
         for _ in range(2):  # worked out, and then known again
             assert (await rig.ask(basic(b"bob:right"))).startswith(b"HTTP/1.1 404 ")
@@ -193,6 +197,51 @@ def test_a_wrong_password_is_refused_in_the_same_words_whether_or_not_the_client
     said = {run(FakeAttacher(error), lambda rig: rig.ask(basic(b"bob:no")), users=Users({"bob": cheap(b"x")}))
             for error in (0, ENOENT)}  # fmt: skip
     assert len(said) == 1
+
+
+class Slow(PasswordHash):
+    """Takes a twentieth of a second, and counts."""
+
+    ever = 0
+
+    def matches(self, password: bytes) -> bool:
+        Slow.ever += 1
+        time.sleep(0.05)
+        return password == b"right"
+
+
+@pytest.mark.parametrize("protocol", ["connect", "socks5"])
+def test_who_guesses_passwords_keeps_no_other_source_from_logging_in(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    Slow.ever = 0
+
+    async def work(rig: Rig) -> None:
+        guesses = [asyncio.create_task(guess(rig, b"wrong %d" % n, "127.0.0.1")) for n in range(200)]
+        await asyncio.sleep(0.3)
+        honest = [guess(rig, b"right", "127.0.0.2") for _ in range(3)]
+        async with asyncio.timeout(2):
+            answers = await asyncio.gather(*honest)
+        for said in answers:
+            assert said.startswith(b"HTTP/1.1 404 " if protocol == "connect" else b"\x05\x02\x01\x00\x05\x04")
+        refused = [guess.result() for guess in guesses if guess.done()]
+        assert len(refused) >= 180, "as many as may wait do so, the others are told at once"
+        if protocol == "connect":
+            assert sum(said.startswith(b"HTTP/1.1 429 Too Many Requests\r\n") for said in refused) >= 180
+        else:
+            assert set(refused) == {b"\x05\x02\x01\x01"}
+        assert rig.frontend.counts["refused"] >= len(refused) + 3
+        assert Slow.ever < 12, "after a wrong password the next one of its source waits"
+        for waiting in guesses:
+            waiting.cancel()
+
+    async def guess(rig: Rig, password: bytes, source: str) -> bytes:
+        if protocol == "connect":
+            return await rig.ask(basic(b"bob:" + password), source=source)
+        return await rig.ask(b"\x05\x01\x02", rfc1929(b"bob", password), SOCKS, source=source)
+
+    run(FakeAttacher(ENOENT), work, users=Users({"bob": Slow(2, 1, 1, b"", b"")}), handshake_s=4.0)
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -229,12 +278,12 @@ def test_one_byte_at_a_time_does_not_outlast_the_time_for_the_whole(drip: bytes,
 
 
 def test_a_password_that_is_being_checked_counts_towards_the_time() -> None:
-    class Slow(Users):
-        async def check(self, credentials: object) -> bool:
+    class Sleepy(Users):
+        async def check(self, credentials: object, source: str) -> bool:
             await asyncio.sleep(60)
             return True
 
-    said = run(FakeAttacher(), lambda rig: rig.ask(basic(b"a:b")), users=Slow({"a": cheap(b"b")}), handshake_s=0.1)
+    said = run(FakeAttacher(), lambda rig: rig.ask(basic(b"a:b")), users=Sleepy({"a": cheap(b"b")}), handshake_s=0.1)
     assert said.startswith(b"HTTP/1.1 408 ")
 
 
@@ -262,7 +311,7 @@ def test_more_handshakes_than_allowed_are_refused_in_their_protocol_and_then_not
 
 def test_an_overloaded_front_end_works_out_no_hash() -> None:
     class Never(Users):
-        async def check(self, credentials: object) -> bool:
+        async def check(self, credentials: object, source: str) -> bool:
             raise AssertionError("it was asked")
 
     async def work(rig: Rig) -> None:

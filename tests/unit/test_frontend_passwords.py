@@ -9,14 +9,16 @@ import getpass
 import hashlib
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from appliance.bounds import CrowdedError
 from appliance.frontends.handshake import Credentials
-from appliance.frontends.passwords import PasswordHash, Users
+from appliance.frontends.passwords import EACH, PasswordHash, Users
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 DOCUMENTED = DOCUMENT.read_text(encoding="utf-8").split("python3 -c '")[1].split("'")[0]
@@ -97,12 +99,16 @@ def test_one_password_alone_matches(right: bytes, given_password: bytes) -> None
     async def check() -> list[bool]:
         users = Users({"bob": cheap(right)})
         try:
-            return [await users.check(Credentials(user, given_password)) for user in ("bob", "bob", "eve")]
+            asked = enumerate(("bob", "bob", "eve"))
+            return [await users.check(Credentials(user, given_password), f"192.0.2.{n}") for n, user in asked]
         finally:
             users.close()
 
     same = right == given_password
     assert asyncio.run(check()) == [same, same, False]
+
+
+SOURCE = "192.0.2.7"
 
 
 class Slow(PasswordHash):
@@ -131,7 +137,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Users:
 
 def test_half_of_the_processors_hash_and_the_loop_goes_on(slow: Users) -> None:
     async def main() -> tuple[list[bool], int]:
-        checks = asyncio.gather(*(slow.check(Credentials("bob", b"wrong %d" % n)) for n in range(8)))
+        checks = asyncio.gather(*(slow.check(Credentials("bob", b"wrong"), f"192.0.2.{n}") for n in range(8)))
         turns = 0
         while not checks.done():
             await asyncio.sleep(0.001)
@@ -148,10 +154,50 @@ def test_half_of_the_processors_hash_and_the_loop_goes_on(slow: Users) -> None:
 def test_a_password_that_was_right_is_hashed_once(slow: Users) -> None:
     async def main() -> None:
         for _ in range(5):
-            assert await slow.check(Credentials("bob", b"right"))
+            assert await slow.check(Credentials("bob", b"right"), SOURCE)
         assert Slow.ever == 1
-        assert not await slow.check(Credentials("bob", b"wrong"))
+        assert not await slow.check(Credentials("bob", b"wrong"), SOURCE)
         assert Slow.ever == 2
+
+    asyncio.run(main())
+    slow.close()
+
+
+def test_of_a_source_one_password_is_checked_at_a_time_and_after_a_wrong_one_the_next_waits(slow: Users) -> None:
+    ended: list[float] = []
+
+    async def guess(password: bytes) -> None:
+        await slow.check(Credentials("bob", password), SOURCE)
+        ended.append(time.monotonic())
+
+    async def main() -> None:
+        await asyncio.gather(*(guess(password) for password in (b"a", b"b", b"c", b"right", b"d", b"e")))
+
+    asyncio.run(main())
+    slow.close()
+    assert Slow.most == 1
+    waits = [later - earlier for earlier, later in pairwise(ended)]
+    assert [found >= least for found, least in zip(waits, (0.1, 0.2, 0.4, 0.0, 0.1), strict=True)] == [True] * 5
+    assert max(waits[3:]) < 0.8, "as long as it would be if the right one changed nothing"
+
+
+def test_more_than_may_wait_of_a_source_are_refused_and_those_of_others_are_not(slow: Users) -> None:
+    async def main() -> None:
+        checks = [asyncio.create_task(slow.check(Credentials("bob", b"wrong"), SOURCE)) for _ in range(EACH)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(CrowdedError):
+            await slow.check(Credentials("bob", b"right"), SOURCE)
+        assert await slow.check(Credentials("bob", b"right"), "192.0.2.8")
+        assert await slow.check(Credentials("bob", b"right"), SOURCE), "it is known, and costs nothing"
+        checks.pop().cancel()
+        await asyncio.sleep(0)
+        checks.append(asyncio.create_task(slow.check(Credentials("bob", b"wrong"), SOURCE)))
+        await asyncio.sleep(0)
+        assert not checks[-1].done(), "there is a place again"
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+        assert (slow._turns._each._count, slow._turns._locks) == ({}, {}), "nothing is kept of who has gone"
 
     asyncio.run(main())
     slow.close()
@@ -159,7 +205,8 @@ def test_a_password_that_was_right_is_hashed_once(slow: Users) -> None:
 
 def test_a_check_that_nobody_waits_for_any_more_is_not_made(slow: Users) -> None:
     async def main() -> None:
-        checks = [asyncio.create_task(slow.check(Credentials("bob", b"wrong"))) for _ in range(50)]
+        wrong = Credentials("bob", b"wrong")
+        checks = [asyncio.create_task(slow.check(wrong, f"192.0.2.{n}")) for n in range(50)]
         await asyncio.sleep(0.01)
         for check in checks:
             check.cancel()
@@ -180,6 +227,6 @@ def test_a_user_that_does_not_exist_costs_as_much(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(PasswordHash, "matches", matches)
     users = Users({"a": PasswordHash(14, 8, 1, b"", b""), "b": PasswordHash(15, 8, 1, b"", b"")})
-    asyncio.run(users.check(Credentials("nobody", b"x")))
+    asyncio.run(users.check(Credentials("nobody", b"x"), SOURCE))
     users.close()
     assert worked == [(15, 8, 1)]
