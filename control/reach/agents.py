@@ -32,6 +32,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import VERSION, ProtocolError
+from appliance.bounds import Turns
 from appliance.wire import Command, Event, Key, Op
 from control.clients.registry import Gift, Named, Registry, RegistryError
 from control.core.logs import about
@@ -42,7 +43,7 @@ from control.reach.agent_hello import Settings, agent_of, wanted_clients
 from control.reach.agent_sessions import AgentSessions, Session
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
-from control.reach.daemon_links import DaemonLinks, Link
+from control.reach.daemon_links import MAX_STRANGERS, DaemonLinks, Link
 from control.reach.dialled import Dialled
 from control.reach.linker import AGAIN_S, Linker
 from control.reach.tls import HANDSHAKE, TlsState
@@ -54,6 +55,9 @@ GOODBYE_S: Final = 1.0
 
 GATHER_S: Final = 0.01
 """How long hellos gather for one commit."""
+
+HANDSHAKES_EACH: Final = MAX_STRANGERS // 2
+"""TLS handshakes of one source that may wait for a thread; what comes beyond gives its place back at once."""
 
 ASK_S: Final = 10.0
 """How long it may take to wake an agent's control connection."""
@@ -85,6 +89,7 @@ class Agents:
         self._linker = linker
         self._channels: dict[bytes, AgentChannel] = {}
         self._tls: dict[bytes, TlsState] = {}
+        self._handshakes = Turns("roost-handshake", HANDSHAKES_EACH)
         self._asks: dict[str, _Ask] = {}
         self._turns: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
         self._sessions = AgentSessions(engine, arrivals, links, self._say)
@@ -105,7 +110,7 @@ class Agents:
                 if self._settings.tls and (tls is None or tls.number != link.number):
                     self._reject(link, "its TLS session is forgotten")  # it comes again
                     return
-                await self._listen(AgentChannel(link, tls))
+                await self._listen(AgentChannel(link, self._handshakes, tls))
             else:
                 await self._introduce(link)
         except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
@@ -127,7 +132,7 @@ class Agents:
             tls = None
             if self._settings.tls and link.waiting[:1] == bytes([HANDSHAKE]):
                 tls = TlsState(self._settings.tls, link.number)
-            channel = AgentChannel(link, tls)
+            channel = AgentChannel(link, self._handshakes, tls)
             message = await channel.next()
         if message is None or message.get("roost-agent") != VERSION:
             raise ProtocolError("no hello")
@@ -317,7 +322,7 @@ class Agents:
                           extra=about(connection=number, client=key))  # fmt: skip
             return False
         link = Link(ours, key, number, 0)
-        channel = AgentChannel(link, tls)
+        channel = AgentChannel(link, self._handshakes, tls)
         await channel.write(message)
         self._channels[packed] = channel
         self._links.begin(self._hear_out(channel))
@@ -388,6 +393,10 @@ class Agents:
         strays = [Command(op=Op.CLOSE, cause=Cause.RESTORE, key=key) for key in nameless]
         self._engine.submit(strays)
         return len(strays)
+
+    def close(self) -> None:
+        """Begin no other handshake."""
+        self._handshakes.close()
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,7 @@ class Reach:
         """End what goes through the daemon."""
         await self.tickets.close()
         await self.links.close()
+        self.agents.close()
         if self._dialler is not None:
             await self._dialler.close()
 

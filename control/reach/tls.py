@@ -28,10 +28,12 @@ def server_context(certificate: str, private_key: str) -> ssl.SSLContext:
 
 
 class TlsState:
-    """The server's side of one TLS connection, sans-I/O. number: of the control connection that it belongs to."""
+    """The server's side of one TLS connection, sans-I/O. number: of the control connection that it belongs to. shaken:
+    whether the handshake is through; until then `receive` takes milliseconds, without the GIL."""
 
     def __init__(self, context: ssl.SSLContext, number: int) -> None:
         self.number = number
+        self.shaken = False
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side=True)
 
@@ -40,7 +42,9 @@ class TlsState:
         self._in.write(data)
         said = b""
         try:
-            self._ssl.do_handshake()  # nothing, once it is through
+            if not self.shaken:
+                self._ssl.do_handshake()
+                self.shaken = True
             while part := self._ssl.read(CHUNK):
                 said += part
         except ssl.SSLWantReadError:

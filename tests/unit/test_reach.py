@@ -8,15 +8,20 @@ import asyncio
 import os
 import socket
 import ssl
+import threading
+import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from errno import EACCES, EAGAIN, EBADF, ECONNREFUSED, EEXIST, EMFILE, ENOENT, EPERM
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
+from appliance.agent.roost_agent import ProtocolError, encode
+from appliance.bounds import Turns
 from appliance.frontends.target import Address
 from appliance.wire import Command, Event, EventType, Key, OnServerClose, Op, Record
 from control.clients.registry import Registry
@@ -27,6 +32,7 @@ from control.dispatch.dispatcher import Dispatcher
 from control.policy.services import service_spec
 from control.reach import daemon_links, telling
 from control.reach import dialled as dialled_module
+from control.reach.agent_channel import AgentChannel
 from control.reach.arrivals import Arrivals
 from control.reach.daemon_links import DaemonLinks, Link
 from control.reach.dialled import Dialled
@@ -624,6 +630,96 @@ def test_a_tls_session_goes_on_over_any_number_of_links_and_costs_little(tmp_pat
 
     # What counts the lines that run allocates, too, when it takes its counting out of some.
     assert min(size(100) for _ in range(3)) < 4000, "Python's share of it"
+
+
+class SlowTls(TlsState):
+    """Takes a fiftieth of a second for each part of a handshake; counts by source how many do so at once."""
+
+    lock = threading.Lock()
+    now: ClassVar = Counter[str]()
+    most: ClassVar = Counter[str]()
+    order: ClassVar[list[str]] = []
+
+    def __init__(self, context: ssl.SSLContext, number: int, source: str) -> None:
+        super().__init__(context, number)
+        self.source = source
+
+    def receive(self, data: bytes) -> bytes:
+        if self.shaken:
+            return super().receive(data)
+        keys = self.source, "all"
+        with SlowTls.lock:
+            SlowTls.order.append(self.source)
+            for one in keys:
+                SlowTls.now[one] += 1
+                SlowTls.most[one] = max(SlowTls.most[one], SlowTls.now[one])
+        time.sleep(0.02)
+        with SlowTls.lock:
+            SlowTls.now.subtract(keys)
+        return super().receive(data)
+
+
+def test_tls_handshakes_hold_up_neither_the_loop_nor_those_of_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    names = make_certificate(tmp_path)
+    context = server_context(str(names[0]), str(names[1]))
+    trust = ssl.create_default_context(cafile=str(names[0]))
+    messages = [{"roost-agent": 1, "n": n} for n in range(50)]
+
+    def speak(end: socket.socket) -> bytes:
+        with end, trust.wrap_socket(end, server_hostname="roost.test") as tls:
+            for message in messages:
+                tls.sendall(encode(message))
+            return tls.recv(100)
+
+    async def agent(turns: Turns, source: str) -> list[object]:
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(10)
+        ours.setblocking(False)
+        speaking = asyncio.ensure_future(asyncio.to_thread(speak, theirs))
+        with ours:
+            link = Link(ours, Key.of(source, 40000, "10.0.0.1", 7100), 1, 1)
+            link.waiting = await link.read()  # as of an agent that is not known yet
+            channel = AgentChannel(link, turns, SlowTls(context, 1, source))
+            heard: list[object] = [await channel.next() for _ in messages]
+            await channel.write({"welcome": 1})
+            assert await speaking == encode({"welcome": 1})
+        return heard
+
+    async def scenario() -> None:
+        turns = Turns("handshakes", 8)
+        agents = asyncio.gather(*(agent(turns, source) for source in ["192.0.2.1"] * 6 + ["192.0.2.2"] * 2))
+        looked = 0
+        while not agents.done():
+            await asyncio.sleep(0.002)
+            looked += SlowTls.now["all"] > 0
+        turns.close()
+        assert await agents == [messages] * 8, "in order, whatever thread opened them"
+        assert looked > 5, "a loop that is held up looks only between handshakes"
+        assert dict(SlowTls.most) == {"192.0.2.1": 1, "192.0.2.2": 1, "all": 2}
+        assert "192.0.2.2" not in SlowTls.order[-4:], "it does not wait for all of the other one's"
+
+    asyncio.run(scenario())
+
+
+def test_more_tls_handshakes_of_a_source_than_may_wait_are_turned_away(tmp_path: Path) -> None:
+    names = make_certificate(tmp_path)
+    context = server_context(str(names[0]), str(names[1]))
+
+    async def scenario() -> None:
+        turns = Turns("handshakes", 1)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            link = Link(ours, Key.of("2001:db8::7", 40000, "2001:db8:1::1", 7100), 1, 1)
+            link.waiting = b"\x16\x03\x01"
+            async with turns.of("2001:db8::/64"):
+                with pytest.raises(ProtocolError, match="too many TLS handshakes from its address"):
+                    await AgentChannel(link, turns, TlsState(context, 1)).next()
+        turns.close()
+
+    asyncio.run(scenario())
 
 
 AGENTS = """
