@@ -33,10 +33,10 @@ from control.clients.living import living, numbers_at
 from control.core.errors import OperationError
 from control.core.logs import about
 from control.core.names import NAME_LENGTH, STARS_MAX, is_name, is_pattern
-from control.core.ports import EnginePort
+from control.core.ports import BATCH, EnginePort
 from control.core.states import Cause
 from control.store.database import reason
-from control.store.schema import KEYED, SUCCESSOR, Keyed
+from control.store.schema import IN_BAND_NAME, KEYED, SUCCESSOR, Keyed
 from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
@@ -64,16 +64,21 @@ class Named:
     service: int = 0
 
 
+FOR_EVER_MS: Final = 1 << 61
+"""Gift.kept_ms."""
+
 Hear = Callable[[Collection[tuple[bytes, int]]], None]
 """Is told of connections, each a packed key and a number."""
 
 
 class Gift(NamedTuple):
-    """Names for a connection, each with its service (see Named)."""
+    """Names for a connection, each with its service (see Named). kept_ms: of those that are given in band, how long
+    they are kept without it; None: an operator or the daemon gives them, and they are kept until they are removed."""
 
     services: Mapping[str, int]
     key: bytes
     number: int
+    kept_ms: int | None = None
 
 
 def canonical(name: str, domain: str) -> str:
@@ -108,7 +113,8 @@ class Registry:
         self._listeners: tuple[Callable[[str], None], ...] = ()
         self._losing: tuple[Hear, ...] = ()
         self._renamed: tuple[Hear, ...] = ()
-        self._changing = threading.Lock()
+        self.changing = threading.RLock()
+        """Is held by one who looks and then gives, so that nothing is given in between."""
 
     # -- giving -------------------------------------------------------------------------------------------------------
 
@@ -127,16 +133,16 @@ class Registry:
         since = time.time_ns() // 1_000_000
         changes: dict[Keyed, bytes | None] = {}
         older: dict[tuple[bytes, int], tuple[str, int]] = {}
-        with self._changing:
+        with self.changing:
             owners = self._owners(gifts)
-            touched = {*owners.values(), *((key, number) for _, key, number in gifts)}
+            touched = {*owners.values(), *((gift.key, gift.number) for gift in gifts)}
             names: defaultdict[int, set[str]] = defaultdict(set)
             for name, (_, number) in owners.items():
                 names[number].add(name)
-            for services, key, number in gifts:
+            for services, key, number, kept_ms in gifts:
                 for before in names[number] - services.keys():
                     del owners[before]
-                    changes[self._kind, before] = None
+                    changes |= self._row(before, None)
                 for name, service in services.items():
                     if left := owners.get(name):
                         names[left[1]].remove(name)
@@ -144,7 +150,8 @@ class Registry:
                             older[left] = name, number
                     owners[name] = key, number
                     packed = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
-                    changes[self._kind, name] = packed
+                    own = IN_BAND_NAME.pack(kept_ms, since + 2 * kept_ms) if kept_ms is not None else None
+                    changes |= self._row(name, packed, own)
                 names[number] = set(services)
             alive = compress(older.items(), living(self._engine, self._store, list(older)))
             commands = []
@@ -160,18 +167,23 @@ class Registry:
             hear(touched)
         if commands:
             self._engine.submit(commands)
-        for services, _, _ in gifts:
-            for name in services:
+        for gift in gifts:
+            for name in gift.services:
                 for listener in self._listeners:
                     listener(name)
 
     def _owners(self, gifts: Sequence[Gift]) -> dict[str, tuple[bytes, int]]:
         """What all names stand for that may be changed by this: those that are given, and those of connections that
         get one or lose one."""
-        rows = self._store.named(self._kind, [name for services, _, _ in gifts for name in services])
-        numbers = {number for _, _, number in gifts}.union(self._form.unpack(packed)[1] for packed in rows.values())
+        rows = self._store.named(self._kind, [name for gift in gifts for name in gift.services])
+        numbers = {gift.number for gift in gifts}.union(self._form.unpack(packed)[1] for packed in rows.values())
         rows |= self._store.named(self._kind, numbers=list(numbers))
         return {name: self._form.unpack(packed)[:2] for name, packed in rows.items()}
+
+    def _row(self, name: str, packed: bytes | None, in_band: bytes | None = None) -> dict[Keyed, bytes | None]:
+        """What is written of a name; None: nothing stands there from then on."""
+        row: dict[Keyed, bytes | None] = {(self._kind, name): packed}
+        return row | {("in_band_names", name): in_band} if self._kind == "names" else row
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with each name that is given, in the giver's thread. For the life of the registry."""
@@ -186,7 +198,7 @@ class Registry:
     def remove(self, name: str) -> bool:
         """Forget a name; whether there was one."""
         self._writable()
-        with self._changing:
+        with self.changing:
             found = self._store.named(self._kind, [name]).get(name)
             if found is None:
                 return False
@@ -194,10 +206,40 @@ class Registry:
             connection = key, number
             for hear in self._losing:
                 hear([connection])
-            self._store.add(keyed={(self._kind, name): None})
+            self._store.add(keyed=self._row(name, None))
         for hear in self._renamed:
             hear([connection])
         return True
+
+    @_reading()
+    def give_way(self, names: Sequence[str]) -> None:
+        """An agent speaks for these from now on: those that clients were given in band are forgotten."""
+        for name in self._store.named("in_band_names", names):
+            log.info("%s: an agent speaks for it: the client that gave itself this name has it no more", name)
+            self.remove(name)
+
+    @_reading()
+    def expire(self, now_ms: int) -> int:
+        """Forget names whose time without their connection is over (Gift.kept_ms), unless they have tags; how many. Of
+        a connection that lives the time begins anew: it is twice as long, so that one which ends before it is looked at
+        again has at least once as long. now_ms: wall clock."""
+        after, gone = "", 0
+        while True:
+            with self.changing:
+                self.commit()  # what is due is read from what is written
+                page = self._store.names_due(now_ms, after, BATCH)
+                found = self.find_all([name for name, *_ in page])
+                changes: dict[Keyed, bytes | None] = {}
+                for name, kept, until, tagged in page:
+                    if name in found and (tagged or found[name].connected):
+                        changes["in_band_names", name] = IN_BAND_NAME.pack(kept, now_ms + 2 * kept)
+                    elif until <= now_ms:
+                        changes |= self._row(name, None)
+                        gone += 1
+                self._store.add(keyed=changes)
+            if len(page) < BATCH:
+                return gone
+            after = page[-1][0]
 
     def commit(self) -> None:
         """Wait until what was given and removed is written. Raises RegistryError when that takes too long."""
@@ -215,7 +257,12 @@ class Registry:
         """What the name stands for; None when it stands for nothing, as all that is no name."""
         if not is_name(name):
             return None  # nor would every database take it
-        return self._read(self._store.named(self._kind, [name])).get(name)
+        return self.find_all([name]).get(name)
+
+    @_reading()
+    def find_all(self, names: Sequence[str]) -> dict[str, Named]:
+        """What those of these names that stand for something stand for."""
+        return self._read(self._store.named(self._kind, names))
 
     async def look_up(self, name: str) -> Named | None:
         """`find` for an event loop: in a thread. Raises OSError, EIO, also when the database takes too long."""

@@ -34,7 +34,7 @@ def _shown_default(default: object) -> str:
     if isinstance(default, Section) or default in ("", {}):
         return ""
     if isinstance(default, float):
-        return f"`{default:g}`"
+        return f"`{default:.7g}`"
     return "" if default is None else f"`{json.dumps(default)}`"
 
 

@@ -168,6 +168,28 @@ class Service(Policy):
     limits: ServiceLimits = Field(
         ServiceLimits(), description="`[service.limits]`, see [below](#servicelimits): what one source may do"
     )
+    names: tuple[str, ...] = Field(
+        ("*",),
+        description="names that may be given in band (`name` in `in_band_clients`) by its clients, as patterns: `*` "
+        "stands for any characters, an empty list for none. Never one that an agent speaks for",
+    )
+    names_each: int = Field(
+        60,
+        ge=1,
+        le=1_000_000,
+        description="names an hour, on average and at once, that clients at one address, or in one /64 of IPv6, may be "
+        "given in band and have not had before",
+    )
+    names_kept: Duration = Field(
+        30 * 86400.0,
+        description="how long a name that was given in band is kept when its connection is closed, at least; it goes "
+        "before twice as long, unless it has tags. `never`: it does not go",
+    )
+    names_roam: bool = Field(
+        False,
+        description="whether a client that comes by another address takes its name from a connection that lives: any "
+        "client can take any such name then",
+    )
 
     @field_validator("ready_for")
     @classmethod

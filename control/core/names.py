@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
@@ -33,6 +35,11 @@ def _expression(pattern: str) -> re.Pattern[str]:
 def is_like(name: str, pattern: str) -> bool:
     """Whether a name is as the pattern says."""
     return _expression(pattern).fullmatch(name) is not None
+
+
+def may_be(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a configuration that lists these patterns means the name, which is lower case."""
+    return any(fnmatchcase(name, pattern.lower()) for pattern in patterns)
 
 
 def literals(pattern: str) -> int:

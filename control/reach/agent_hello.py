@@ -8,11 +8,11 @@ import hmac
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from appliance.agent.roost_agent import MAX_CLIENTS, ProtocolError, token_digest
 from control.clients.registry import canonical
 from control.config import Agent
+from control.core.names import may_be
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def wanted_clients(settings: Settings, agent: Agent, clients: object) -> dict[st
     wanted, services = dict[str, int](), settings.services()
     for text, about in clients.items():
         name = canonical(text, settings.domain)
-        if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
+        if not may_be(name, agent.clients):
             raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
         service = about.get("service") if isinstance(about, dict) else None
         if service is not None and (not isinstance(service, str) or service not in services):

@@ -159,6 +159,7 @@ class Agents:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
             self._tls[link.packed] = channel.tls
         await asyncio.to_thread(self._registry.give_all, [Gift(services, link.packed, link.number)])
+        await asyncio.to_thread(self._names.give_way, list(services))
         await self._committed()
         self.counts["hellos"] += 1
         log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services),

@@ -269,8 +269,8 @@ class Reader:
             return policies.read_groups(connection)
 
     def named(self, kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[str, bytes]:
-        """The rows of `names` or `agents` of these names, and those of the connections with these numbers: name -> the
-        rest, packed."""
+        """The rows of `names`, `agents` or `in_band_names` of these names, and of the first two those of connections
+        with these numbers: name -> the rest, packed."""
         form = KEYED[kind][1]
         found: dict[str, bytes] = {}
         with self._reading() as connection:
@@ -298,6 +298,16 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query.where(name > after).order_by(name).limit(limit))
             return {row[0]: form.pack(*row[1:]) for row in rows}
+
+    def names_due(self, now_ms: int, after: str, limit: int) -> list[tuple[str, int, int, bool]]:
+        """Names given in band that are to be looked at, in their order, those after one: name, kept, until, and
+        whether it has tags. A name is due `kept` before its `until`."""
+        own = schema.in_band_names
+        tagged = sa.exists().where(schema.tags.c.name == own.c.name)
+        query = sa.select(*own.columns, tagged).where(own.c.until - own.c.kept <= now_ms, own.c.name > after)
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(own.c.name).limit(limit))
+            return [(row[0], row[1], row[2], bool(row[3])) for row in rows]
 
     def count_names(self, pattern: str, tag: str) -> int:
         """How many `names_like` has in all."""
@@ -343,6 +353,7 @@ _NAMED: Final = {  # to make one takes twice as long as to execute it
     (kind, column): sa.select(*KEYED[kind][0].columns).where(
         KEYED[kind][0].c[column].in_(sa.bindparam("values", expanding=True))
     )
-    for kind in ("names", "agents")
+    for kind in ("names", "agents", "in_band_names")
     for column in ("name", "id")
+    if column in KEYED[kind][0].c
 }

@@ -36,7 +36,7 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0017"
+REVISION: Final = "0018"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -71,6 +71,9 @@ clock, ms)."""
 OVERRIDES_BYTES: Final = 20
 OVERRIDDEN: Final = struct.Struct(f"=Q{OVERRIDES_BYTES}s")
 """A connection's number, and what it set in band."""
+
+IN_BAND_NAME: Final = struct.Struct("=QQ")
+"""Of a name that was given in band: how long it is kept without its connection, and until when it is, both in ms."""
 
 SUCCESSOR: Final = struct.Struct("=QQ")
 """The connection by which the client of a closed one came back, and when (wall clock, ms)."""
@@ -259,6 +262,15 @@ names = Table(
     sqlite_with_rowid=False,
 )
 
+in_band_names = Table(
+    "in_band_names",
+    metadata,
+    Column("name", String(NAME_LENGTH), primary_key=True, comment="one of names that was given in band"),
+    Column("kept", BigInteger, nullable=False, comment="without its connection, ms"),
+    Column("until", BigInteger, nullable=False, comment="it is kept: wall clock, ms; later while its connection lives"),
+    sqlite_with_rowid=False,
+)
+
 tags = Table(
     "tags",
     metadata,
@@ -348,6 +360,7 @@ KEYED: Final[Mapping[str, tuple[Table, struct.Struct]]] = MappingProxyType(
     {
         "names": (names, NAMED),
         "agents": (agents, AGENT),
+        "in_band_names": (in_band_names, IN_BAND_NAME),
         "dialled": (dialled, DIALLED),
         "overrides": (overrides, OVERRIDDEN),
         "successors": (successors, SUCCESSOR),

@@ -20,9 +20,11 @@ import pytest
 from appliance.agent.roost_agent import encode
 from appliance.lab import Lab
 from appliance.lab.processes import python_environment
+from examples.in_band_frames import Name, Recipient
 from tests.certificates import make_certificate
 from tests.lab.agent_lab import AGENTS, HELD, PYTHON, TELEMETRY, TOKEN, WEB, AgentLab
 from tests.lab.engine_lab import receive
+from tests.lab.in_band_lab import OK, REFUSED, End
 
 PAGE = b"thermostat: 21.5\n"
 
@@ -30,7 +32,7 @@ PAGE = b"thermostat: 21.5\n"
 @pytest.fixture(scope="module")
 def whole_box() -> Iterator[AgentLab]:
     with Lab(clients=20) as lab:
-        box = AgentLab(lab, absent={"agent_timeout": "4s"})
+        box = AgentLab(lab, absent={"agent_timeout": "4s"}, telemetry={"in_band_clients": ["name"]})
         box.web_client()
         yield box
 
@@ -288,6 +290,18 @@ def test_figure_16_the_reference_client_connects_again_whatever_ends_its_connect
         box.daemon.act(row["id"], "close")
     assert client.running
     client.kill()
+    box.wait(lambda: box.connections("telemetry") == [], "it is gone")
+
+
+def test_a_client_that_gave_itself_the_name_of_an_agents_client_is_not_reached_by_it(box: AgentLab) -> None:
+    with box.dial(TELEMETRY) as sock:
+        client = End(sock, Recipient.CLIENT)
+        assert client.ask(Name("camera-7")) == OK
+        box.agent("--accepting", f"camera-7={WEB}")
+        box.wait_for_agent("camera-7")
+        assert box.ask("camera-7.roost") == (0, PAGE, "")
+        assert client.ask(Name("camera-7")) == REFUSED
+        assert box.ask("camera-7.roost") == (0, PAGE, "")
     box.wait(lambda: box.connections("telemetry") == [], "it is gone")
 
 

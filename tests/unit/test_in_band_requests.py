@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from errno import EINVAL, EIO
+from errno import EINVAL, EIO, EPERM
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,41 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from appliance.wire import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
+from control.clients import in_band_requests
 from control.clients.in_band_requests import InBandRequests
-from control.clients.registry import Registry
+from control.clients.registry import Gift, Registry
 from control.config import ConfigError, parse
 from control.core.ports import Outcome
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.policy.services import service_spec
 from control.store.store import Store
-from tests.unit.fake_engine import FakeEngine, event, key
+from tests.unit.fake_engine import Connection, FakeEngine, event, key, record
 from tests.unit.test_dispatcher import until
 
+METERS, ROAMING, FOR_EVER = 2, 3, 4
+SERVICES = """
+[[service]]
+name = "any"
+listen = "192.0.2.1:5"
+server = "192.0.2.2:6"
+[[service]]
+name = "meters"
+listen = "192.0.2.1:6"
+server = "192.0.2.2:6"
+names = ["Meter-*"]
+names_each = 2
+[[service]]
+name = "roaming"
+listen = "192.0.2.1:7"
+server = "192.0.2.2:6"
+names_roam = true
+[[service]]
+name = "for-ever"
+listen = "192.0.2.1:8"
+server = "192.0.2.2:6"
+names_kept = "never"
+"""
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'
 
 
@@ -40,12 +65,19 @@ class Rig:
 
     def __init__(self, database: Path) -> None:
         self.engine = FakeEngine(carry_out=False)
+        for number in (1, 2, 3):
+            self.engine.add(key(number), number, State.ACTIVE)
         self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.sleepers.slept(slept))
         self.store.open()
         self.store.start()
         self.dispatcher = Dispatcher(self.engine, self.store, 1000)
         self.registry = Registry(self.store, self.engine)
-        self.in_band = InBandRequests(self.engine, self.registry, "roost")
+        self.agents = Registry(self.store, self.engine, "agents")
+        self.now = 1000.0
+        services = dict(enumerate(parse(SERVICES).service, 1))
+        self.in_band = InBandRequests(
+            self.engine, self.registry, self.agents, services, "roost", clock=lambda: self.now
+        )
         self.dispatcher.handle(EventType.IN_BAND, self.in_band.ask)
         self.thread = threading.Thread(target=self.in_band.run)
         self.thread.start()
@@ -138,6 +170,129 @@ def test_who_asked_to_sleep_sleeps_by_command_and_who_woke_meanwhile_by_time(rig
     rig.dispatcher.turn([due])
     until(lambda: rig.engine.commands)
     assert [(c.op, c.cause) for c in rig.engine.commands] == [(Op.SLEEP, Cause.QUIET if woken else Cause.COMMAND)]
+
+
+# -- whose a name may be ----------------------------------------------------------------------------------------------
+
+HOUR_S = 3600.0
+
+
+def ask(rig: Rig, k: Key, number: int, name: str, service: int = 1) -> int:
+    """The errno that a connection's request for a name is answered by; the connection is there from then on."""
+    rig.engine.connections[k] = Connection(k, number, State.ACTIVE, record(k, number, service))
+    (answer,) = rig.in_band.give([asked(k, number, Verb.NAME, name)])
+    return answer.error
+
+
+def owners(rig: Rig) -> dict[str, int]:
+    return {name: named.id for name, named in rig.registry.all().items()}
+
+
+def test_a_name_that_an_agent_speaks_for_is_no_clients_to_take(rig: Rig) -> None:
+    """Whether or not the agent is connected just now."""
+    rig.engine.add(key(9), 9, State.IDLE)
+    rig.agents.give_all([Gift({"camera-1": 0}, key(8).pack(), 8), Gift({"camera-2": 0}, key(9).pack(), 9)])
+    assert [ask(rig, key(i), i, name) for i, name in enumerate(("Camera-1", "camera-2", "cam"), 1)] == [EPERM, EPERM, 0]
+    assert owners(rig) == {"cam": 3}
+
+
+@pytest.mark.parametrize("service", [1, FOR_EVER])
+def test_a_name_that_a_client_gave_itself_gives_way_to_an_agent_and_an_operators_does_not(
+    rig: Rig, service: int
+) -> None:
+    assert ask(rig, key(1), 1, "camera-1", service) == 0
+    rig.registry.give("camera-2", key(2).pack(), 2)
+    rig.registry.give_way(["camera-1", "camera-2", "camera-3"])
+    assert owners(rig) == {"camera-2": 2}
+
+
+def test_a_name_that_another_living_connection_has_is_refused_and_that_one_goes_on(rig: Rig) -> None:
+    assert ask(rig, key(1), 1, "door") == 0
+    assert ask(rig, key(2), 2, "door") == EPERM
+    assert owners(rig) == {"door": 1}
+    rig.engine.move(rig.engine.connections[key(1)], State.CLOSED, Cause.CLIENT_CLOSE)
+    assert ask(rig, key(2), 2, "door") == 0
+    assert [command.op for command in rig.engine.commands] == [], "nothing was closed"
+
+
+def test_of_two_that_ask_for_a_name_at_once_the_first_has_it(rig: Rig) -> None:
+    both = rig.in_band.give([asked(key(i), i, Verb.NAME, "door") for i in (1, 2)])
+    assert ([answer.error for answer in both], owners(rig)) == ([0, EPERM], {"door": 1})
+
+
+def test_a_client_that_comes_again_from_its_address_takes_its_name_over(rig: Rig) -> None:
+    assert ask(rig, key(1, 40000), 1, "door") == 0
+    assert ask(rig, key(1, 40001), 7, "door") == 0
+    assert owners(rig) == {"door": 7}
+    assert [(c.op, c.id, c.cause) for c in rig.engine.commands] == [(Op.CLOSE, 1, Cause.CLIENT_CONNECT)]
+
+
+def test_of_ipv6_a_client_may_come_again_from_its_network(rig: Rig) -> None:
+    addresses = "2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"
+    keys = [Key.of(address, 40000, "2001:db8::7", 7000) for address in addresses]
+    assert [ask(rig, k, i, "door") for i, k in enumerate(keys, 1)] == [0, 0, EPERM]
+
+
+def test_where_the_service_says_so_a_name_moves_to_another_address(rig: Rig) -> None:
+    assert ask(rig, key(1), 1, "door", ROAMING) == 0
+    assert ask(rig, key(2), 2, "door", ROAMING) == 0
+    assert owners(rig) == {"door": 2}
+    assert [(c.op, c.id) for c in rig.engine.commands] == [(Op.CLOSE, 1)]
+
+
+def test_clients_of_a_service_give_themselves_the_names_that_fit_its_patterns(rig: Rig) -> None:
+    names = ["meter-7", "meter", "door"]
+    assert [ask(rig, key(i), i, name, METERS) for i, name in enumerate(names, 1)] == [0, EPERM, EPERM]
+
+
+def test_a_source_gets_so_many_new_names_in_an_hour_and_its_own_again_at_any_time(rig: Rig) -> None:
+    assert [ask(rig, key(1, 40000 + i), i, f"meter-{i}", METERS) for i in range(1, 5)] == [0, 0, EPERM, EPERM]
+    assert ask(rig, key(2), 20, "meter-20", METERS) == 0, "another source"
+    assert ask(rig, key(1, 50000), 30, "meter-1", METERS) == 0, "it comes again"
+    rig.now += HOUR_S / 2
+    assert [ask(rig, key(1, 60000 + i), 40 + i, f"meter-{i}", METERS) for i in (3, 4)] == [0, EPERM]
+
+
+def test_a_name_of_a_closed_connection_goes_in_time_unless_it_lives_has_tags_or_is_an_operators(rig: Rig) -> None:
+    for i, name in enumerate(("gone", "tagged", "lives", "again"), 1):
+        assert ask(rig, key(i), i, name) == 0
+    assert ask(rig, key(6), 6, "for-ever", FOR_EVER) == 0
+    rig.engine.add(key(5), 5, State.ACTIVE)
+    rig.registry.give("operators", key(5).pack(), 5)
+    rig.registry.commit()
+    rig.store.change_tags("tagged", ["a"], [])
+    for i in (1, 2, 4, 5, 6):
+        rig.engine.move(rig.engine.connections[key(i)], State.CLOSED, Cause.CLIENT_CLOSE)
+    kept = round(parse(SERVICES).service[0].names_kept * 1000)
+    began = time.time_ns() // 1_000_000
+
+    def left(at: int) -> list[str]:
+        rig.registry.expire(began + at)
+        rig.registry.commit()
+        return sorted(rig.registry.all())
+
+    everything = ["again", "for-ever", "gone", "lives", "operators", "tagged"]
+    assert left(kept) == everything, "it is kept at least so long"
+    assert ask(rig, key(4), 8, "again") == 0
+    assert left(2 * kept - 60_000) == everything
+    assert left(2 * kept + 60_000) == ["again", "for-ever", "lives", "operators", "tagged"]
+    assert dict(rig.store.keyed("in_band_names")).keys() == {"again", "for-ever", "lives", "tagged"}
+    rig.registry.give("lives", key(3).pack(), 3)
+    rig.registry.commit()
+    assert dict(rig.store.keyed("in_band_names")).keys() == {"again", "for-ever", "tagged"}, (
+        "it is an operator's from now on"
+    )
+
+
+def test_the_thread_that_answers_looks_for_names_whose_time_is_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    monkeypatch.setattr(rig.registry, "expire", lambda now_ms: looked.set())
+    monkeypatch.setattr(in_band_requests, "FIRST_LOOK_S", 0.0)
+    rig.in_band.stop()
+    rig.thread.join(5)
+    rig.thread = threading.Thread(target=rig.in_band.run)
+    rig.thread.start()
+    assert looked.wait(5)
 
 
 def spec(in_band: str) -> ServiceSpec:

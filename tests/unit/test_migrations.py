@@ -92,6 +92,7 @@ def test_whoever_slept_before_the_revision_that_numbers_rows_sleeps_after_it(dat
                 wall_offset_ms=offset, ka=key * 36, rest=key * 40))  # fmt: skip
         connection.execute(sa.text("ALTER TABLE history_parts DROP COLUMN layout"))
         schema.tags.drop(connection)
+        schema.in_band_names.drop(connection)
         schema.groups.drop(connection)
         schema.audit.drop(connection)
         schema.tokens.drop(connection)

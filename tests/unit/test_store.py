@@ -773,6 +773,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
             "audit",
             "tokens",
             "tags",
+            "in_band_names",
             "groups",
             "history_parts",
             "runs",
