@@ -143,14 +143,17 @@ class Initiating:
         if not self.what or self.kind not in ("run", "unix", "signal"):
             raise ValueError(f"an action is run:COMMAND, unix:PATH or signal:NAME:PIDFILE, not {action!r}")
 
-    async def tell(self, word: str) -> None:
-        """Let the client know: `connect` now, or `stay` connected from now on. Raises ClientError."""
+    async def tell(self, word: str, say: str = "") -> None:
+        """Let the client know: `connect` now, or `stay` connected from now on. say: the line that it is to say first
+        on its connection; empty: none. Raises ClientError."""
+        if say and self.kind == "signal":
+            raise ClientError("signal: it tells no client what to say first: its service needs trust_address = true")
         try:
             if self.kind == "run":
-                await self._run(word)
+                await self._run(word, say)
             elif self.kind == "unix":
                 _, writer = await asyncio.wait_for(asyncio.open_unix_connection(self.what), CONNECT_S)
-                writer.write((f"{word} {self.name}\n").encode())
+                writer.write((f"{word} {self.name} {say}".rstrip() + "\n").encode())
                 await writer.drain()
                 writer.close()
             elif word == "connect":  # a signal has one meaning
@@ -158,8 +161,8 @@ class Initiating:
         except (OSError, ValueError, asyncio.TimeoutError) as error:  # noqa: UP041
             raise ClientError(f"{self.kind}: {error or 'no answer'}") from None
 
-    async def _run(self, word: str) -> None:
-        environment = {**os.environ, "ROOST_CLIENT": self.name, "ROOST_DO": word}
+    async def _run(self, word: str, say: str) -> None:
+        environment = {**os.environ, "ROOST_CLIENT": self.name, "ROOST_DO": word, "ROOST_SAY": say}
         process = await asyncio.create_subprocess_exec(
             *shlex.split(self.what), env=environment, stdin=asyncio.subprocess.DEVNULL
         )
@@ -340,13 +343,15 @@ class Agent:
     def _obey(self, message: dict[str, Any]) -> None:
         """A message of a kind that this version does not know means nothing."""
         if "attach" in message and isinstance(message.get("nonce"), str):
-            self._begin(self._attach(self._clients.get(message["attach"]), message["nonce"]))
+            say = message.get("say")
+            client = self._clients.get(message["attach"])
+            self._begin(self._attach(client, message["nonce"], say if isinstance(say, str) else ""))
         elif "end" in message and isinstance(message.get("bytes"), int):
             session = self._sessions.get(message["end"])
             if session is not None:
                 session.end(message["bytes"])
 
-    async def _attach(self, client: Client | None, nonce: str) -> None:
+    async def _attach(self, client: Client | None, nonce: str, say: str) -> None:
         try:
             if client is None:
                 raise ClientError("no such client")
@@ -354,7 +359,7 @@ class Agent:
                 raise ClientError("the agent is busy")
             log.info("%s: a server asks for it", client.name)
             if isinstance(client, Initiating):
-                await client.tell("connect")
+                await client.tell("connect", say)
             else:
                 await self._serve(client, nonce)
         except ClientError as error:

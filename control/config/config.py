@@ -117,6 +117,8 @@ class Config(Section):
                 return f': kind = "{service.kind}" has no server, and no key about one'
         elif problem := self._problem_of_server(service):
             return problem
+        if service.trust_address and service.kind != "held":
+            return ': trust_address is for kind = "held"'
         if problem := service.problem_of_sleep(self.policy, self.table, self.by_address):
             return f': sleep_keepalive = "none" {problem}'
         return ""

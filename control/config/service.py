@@ -88,6 +88,12 @@ class Service(Policy):
         description="who answers clients: `server`: the server; `agents`: the daemon, clients are agents; `held`: "
         "nobody until a server asks for the client, for clients that agents tell to connect",
     )
+    trust_address: bool = Field(
+        False,
+        description='with `kind = "held"`: a client that an agent lets connect is known by the address that it has in '
+        "common with the agent, and need not say a nonce first ([agents.md](agents.md)): for clients that cannot. "
+        "Whatever else connects from that address may take its place",
+    )
     servers: tuple[ServerText, ...] = Field(
         (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
     )

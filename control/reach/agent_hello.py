@@ -17,11 +17,13 @@ from control.core.names import may_be
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """agents: those that may come. services: their numbers by name, those that clients may connect to. domain: of
-    names, which are given without it. tls: None: none."""
+    """agents: those that may come. services: their numbers by name, those that clients may connect to. says_nonce:
+    whether a client of the service with this number, when it was told to connect, says so first. domain: of names,
+    which are given without it. tls: None: none."""
 
     agents: Sequence[Agent]
     services: Callable[[], Mapping[str, int]]
+    says_nonce: Callable[[int], bool]
     hello_s: float
     domain: str
     tls: ssl.SSLContext | None = None

@@ -9,7 +9,7 @@ the engine that knows the connection by its 4-tuple and number, so one hello on 
       | {"roost-agent":1,"token":..,"clients":{..}} ->|  hello
       |<- {"welcome":1,"stay":[..]}                   |  the link is closed; the connection may sleep
       |                                               |  a server asks for "camera": it is woken
-      |<- {"attach":"camera","nonce":".."}            |
+      |<- {"attach":"camera","nonce":".."}            |  with "say", too, for a client that connects by itself
       | {"roost-agent":1,"nonce":".."}              ->|  on a new connection, which becomes the client's; or
       | {"nonce":"..","error":".."}                 ->|  on the control connection
       |<- {"end":"..","bytes":n}                      |  the server is gone, it had sent n bytes
@@ -253,20 +253,26 @@ class Agents:
 
     async def _told_to_connect(self, name: str, named: Named) -> Key | int:
         """The connection that a client has made by itself, or an errno."""
-        client = named.key[:16]
-        what: tuple[What, ...] = (("service", client, named.service), ("name", name))
+        if self._settings.says_nonce(named.service):
+            say = secrets.token_urlsafe(16)
+            return await self._told(name, named.key, {"say": say}, ("said", say.encode() + b"\n"))
         # Behind one address the next connection to the service is the client's that was told last: one by one.
+        client = named.key[:16]
         async with self._turns.setdefault((client, named.service), asyncio.Lock()):
-            with self._asking(named.key) as (nonce, ask), self._arrivals.expect(*what) as arrival:
-                await self._say(name, {"attach": name, "nonce": nonce})
-                either: set[asyncio.Future[Any]] = {arrival, ask.answer}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if not arrival.done():
-                    return ECONNREFUSED
-                if not (key := arrival.result()):  # it has the name now
-                    named_now = await self._names.look_up(name)
-                    key = named_now.key if named_now else b""
-                return Key.unpack(key)
+            return await self._told(name, named.key, {}, ("service", client, named.service))
+
+    async def _told(self, name: str, agent: bytes, more: Mapping[str, str], comes: What) -> Key | int:
+        """The same: the first for which this comes to pass, or which has the name. more: members of the message."""
+        with self._asking(agent) as (nonce, ask), self._arrivals.expect(comes, ("name", name)) as arrival:
+            await self._say(name, {"attach": name, "nonce": nonce, **more})
+            either: set[asyncio.Future[Any]] = {arrival, ask.answer}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not arrival.done():
+                return ECONNREFUSED
+            if not (key := arrival.result()):  # it has the name now
+                named_now = await self._names.look_up(name)
+                key = named_now.key if named_now else b""
+            return Key.unpack(key)
 
     @contextlib.contextmanager
     def _asking(self, key: bytes) -> Iterator[tuple[str, _Ask]]:

@@ -8,6 +8,7 @@ What can be waited for is a tuple:
     ("name", text)                  a name is given to a connection
     ("agent", text)                 an agent says that it speaks for the client of this name
     ("link", key)                   the connection with this key is linked to the daemon
+    ("said", line)                  a connection to a service of held clients says this first
     ("key", key)                    anything happens to the connection with this key (36 bytes)
 
 Nothing is kept for what is not waited for, and a batch of transitions costs one look at an empty dict then.
@@ -55,6 +56,10 @@ class Arrivals:
                 waiting.remove(future)
                 if not waiting:
                     del self._waiting[one]
+
+    def waits(self, what: What) -> bool:
+        """Whether anything waits for this."""
+        return what in self._waiting
 
     def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of transitions (TransitionsPort.listen)."""

@@ -47,6 +47,10 @@ MOST_REST: Final = 1 << 20
 """Bytes of a client that may be on their way through a link when it is handed over."""
 
 
+NONCE_LENGTH: Final = 22
+"""Characters of what a client that was told to connect says first, before a line feed: 128 bits in base64url."""
+
+
 class Link:
     """One link. `waiting`: bytes of the client that were read, for the next owner of the link."""
 
@@ -59,12 +63,12 @@ class Link:
         self.waiting = b""
         self.taken = self.introduced = False
 
-    async def read(self) -> bytes:
-        """Some bytes; none: the end. A link that breaks has ended. May be cancelled: bytes are taken when nothing can
-        come in between, unlike with the loop's sock_recv."""
+    async def read(self, most: int = CHUNK) -> bytes:
+        """Some bytes, so many at most; none: the end. A link that breaks has ended. May be cancelled: bytes are taken
+        when nothing can come in between, unlike with the loop's sock_recv."""
         with contextlib.suppress(OSError):
             if await self.readable():
-                return self.sock.recv(CHUNK)
+                return self.sock.recv(most)
         return b""
 
     async def read_all(self) -> bytes:
@@ -249,5 +253,19 @@ class DaemonLinks:
     async def _has_spoken(self, link: Link) -> bool:
         if not link.waiting and not await link.readable():
             return False
-        await asyncio.sleep(self._hold_s(link.service))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._hold_s(link.service)):
+                await self._hear_nonce(link)
+                await asyncio.get_running_loop().create_future()
         return True
+
+    async def _hear_nonce(self, link: Link) -> None:
+        """Whether this is a client that was told to connect (Agents._told_to_connect): it says its nonce first, which
+        is taken out of what it says. What another one says waits as it came."""
+        size = NONCE_LENGTH + 1
+        while len(link.waiting) < size and (data := await link.read(size - len(link.waiting))):
+            link.waiting += data
+        what = ("said", link.waiting[:size])
+        if self._arrivals.waits(what):
+            link.waiting = link.waiting[size:]
+            self._arrivals.happened(what, link.packed)

@@ -48,6 +48,7 @@ class Reach:
         settings = Settings(
             agents=config.agent,
             services=lambda: {one.name: index for index, one in tuple(services.items()) if one.kind != "agents"},
+            says_nonce=lambda index: services[index].kind == "held" and not services[index].trust_address,
             hello_s=config.agents.hello_timeout,
             domain=domain,
             tls=tls,

@@ -2,8 +2,8 @@
 """A lab with an appliance that serves agents, and programs around it: the agent as it is installed, curl as a server,
 Python's http.server and curl as clients behind the NAT.
 
-    services: `agents` (7100), `held` (7200, clients that are told to connect), `telemetry` (8000, with a server of its
-    own)
+    services: `agents` (7100), `held` (7200, clients that are told to connect), `trusting` (7300, the same for those
+    that say no nonce), `telemetry` (8000, with a server of its own)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from appliance.lab.daemon import DaemonHandle
 from appliance.lab.lab import endpoint
 from appliance.lab.processes import Process
 
-AGENTS, HELD, TELEMETRY, WEB = 7100, 7200, 8000, 8080
+AGENTS, HELD, TRUSTING, TELEMETRY, WEB = 7100, 7200, 7300, 8000, 8080
 TOKEN: Final = "a token of this test, 32 bytes.."
 POLICY: Final = {"active_quiet": "300ms", "standby_quiet": "600ms", "idle_quiet": "1h"}
 PYTHON: Final = "/usr/bin/python3"  # not the virtual environment's: the agent needs nothing of it
@@ -41,6 +41,7 @@ class AgentLab:
             {"name": "agents", "listen": self.appliance(AGENTS), "kind": "agents"},
             {"name": "agents6", "listen": self.appliance(AGENTS, 6), "kind": "agents"},
             {"name": "held", "listen": self.appliance(HELD), "kind": "held", **(held or {})},
+            {"name": "trusting", "listen": self.appliance(TRUSTING), "kind": "held", "trust_address": True},
         ]
         config["absent"] = absent or {}
         config["agents"] = agents or {}
@@ -183,4 +184,4 @@ def took(action: Callable[[], Any]) -> float:
     return time.monotonic() - began
 
 
-__all__ = ["AGENTS", "HELD", "TELEMETRY", "TOKEN", "WEB", "AgentLab", "took"]
+__all__ = ["AGENTS", "HELD", "TELEMETRY", "TOKEN", "TRUSTING", "WEB", "AgentLab", "took"]

@@ -22,7 +22,7 @@ from appliance.lab import Lab
 from appliance.lab.processes import python_environment
 from examples.in_band_frames import Name, Recipient
 from tests.certificates import make_certificate
-from tests.lab.agent_lab import AGENTS, HELD, PYTHON, TELEMETRY, TOKEN, WEB, AgentLab
+from tests.lab.agent_lab import AGENTS, HELD, PYTHON, TELEMETRY, TOKEN, TRUSTING, WEB, AgentLab
 from tests.lab.engine_lab import receive
 from tests.lab.in_band_lab import OK, REFUSED, End
 
@@ -170,8 +170,8 @@ def test_an_agent_and_its_data_connections_may_come_by_ipv6(box: AgentLab) -> No
 
 def test_figure_18_a_server_lets_an_initiating_client_connect_by_a_command(box: AgentLab) -> None:
     """curl is the client; its request is answered by the server that asked, not by one of the service."""
-    command = f"curl -s -o {box.lab.workspace}/checked-in http://{box.appliance(HELD)}/check-in"
-    box.agent("--initiating", f"meter-1@held=run:{command}")
+    command = f"curl -s -o {box.lab.workspace}/checked-in http://{box.appliance(TRUSTING)}/check-in"
+    box.agent("--initiating", f"meter-1@trusting=run:{command}")
     box.wait_for_agent("meter-1")
     box.to_sleep("meter-1")
     with box.tunnel("meter-1.roost") as server:
@@ -183,7 +183,7 @@ def test_figure_18_a_server_lets_an_initiating_client_connect_by_a_command(box: 
         box.wait(lambda: (box.lab.workspace / "checked-in").exists(), "curl has its answer")
         assert receive(server, 1) == b"", "the client has closed its connection"
     assert (box.lab.workspace / "checked-in").read_bytes() == b"hello"
-    box.wait(lambda: box.connections("held") == [], "only the client's connection is torn down")
+    box.wait(lambda: box.connections("trusting") == [], "only the client's connection is torn down")
     assert box.spoken_for()["meter-1"]["connected"]
 
 
@@ -255,9 +255,39 @@ def test_two_names_of_one_agent_are_two_clients(box: AgentLab) -> None:
         box.to_sleep("camera-a")
 
 
+def test_a_neighbour_of_the_agents_that_connects_first_is_not_the_client(box: AgentLab) -> None:
+    """It has the client's address, and is there before the client: what it says reaches no server."""
+    told, go = box.lab.workspace / "told", box.lab.workspace / "go"
+    told.unlink(missing_ok=True)
+    to = box.appliance(HELD).replace(":", "/")
+    connect = f"exec 3<>/dev/tcp/{to}; echo $ROOST_SAY >&3; echo client >&3; read -r bye <&3"
+    script = f"echo >{told}; until test -e {go}; do sleep 0.05; done; {connect}"
+    box.agent("--initiating", f'meter-7@held=run:bash -c "{script}"')
+    box.wait_for_agent("meter-7")
+    found: list[bytes] = []
+
+    def ask() -> None:
+        with box.tunnel("meter-7.roost") as server:
+            found.append(receive(server, 7))
+            server.sendall(b"bye\n")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    box.wait(told.exists, "the client was told")
+    with box.dial(HELD) as neighbour, box.dial(HELD) as guessing:
+        neighbour.sendall(b"neighb\n")
+        guessing.sendall(b"x" * 22 + b"\nguess\n")
+        box.wait(lambda: len(box.connections("held")) == 2, "they are there")
+        go.touch()
+        asking.join(20)
+    assert found == [b"client\n"]
+    box.wait(lambda: box.connections("held") == [], "they are gone")
+
+
 def test_two_clients_behind_one_address_that_connect_by_themselves_are_told_one_after_the_other(box: AgentLab) -> None:
-    commands = [f"curl -s http://{box.appliance(HELD)}/{name}" for name in ("one", "two")]
-    box.agent("--initiating", f"meter-one@held=run:{commands[0]}", "--initiating", f"meter-two@held=run:{commands[1]}")
+    commands = [f"curl -s http://{box.appliance(TRUSTING)}/{name}" for name in ("one", "two")]
+    box.agent("--initiating", f"meter-one@trusting=run:{commands[0]}",
+              "--initiating", f"meter-two@trusting=run:{commands[1]}")  # fmt: skip
     box.wait_for_agent("meter-one", "meter-two")
     found: dict[str, bytes] = {}
 

@@ -5,6 +5,8 @@ dialled."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import socket
 import ssl
@@ -296,10 +298,10 @@ def test_a_link_that_comes_before_the_event_loop_is_served_once_it_runs() -> Non
 class Links:
     """DaemonLinks of a service of held clients (1) and one of agents (2), and the far ends of their links."""
 
-    def __init__(self) -> None:
-        self.engine, arrivals = FakeEngine(), Arrivals()
-        arrivals.begin()
-        self.all = DaemonLinks(self.engine, arrivals, {1: "held", 2: "agents"}, lambda _: 60.0)
+    def __init__(self, hold_s: float = 60.0) -> None:
+        self.engine, self.arrivals = FakeEngine(), Arrivals()
+        self.arrivals.begin()
+        self.all = DaemonLinks(self.engine, self.arrivals, {1: "held", 2: "agents"}, lambda _: hold_s)
         self.all.serve()
         self.ends: dict[int, socket.socket] = {}
 
@@ -341,6 +343,73 @@ def test_held_clients_and_strangers_have_places_of_their_own_and_the_oldest_goes
         links.come(1, 4)
         assert (await links.there(), links.all.crowded_out) == ([3, 22, 23, 24, 4], 12)
         links.ends.pop(2).close()
+        await links.close()
+
+    asyncio.run(scenario())
+
+
+NONCE = b"n" * daemon_links.NONCE_LENGTH + b"\n"
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [7, 20], list(range(1, 30))])
+def test_a_client_that_says_its_nonce_first_is_known_and_no_server_sees_it(cuts: list[int]) -> None:
+    said = NONCE + b"hello"
+
+    async def scenario() -> None:
+        links = Links()
+        with links.arrivals.expect(("said", NONCE)) as comes:
+            links.come(1, 1, 2)
+            assert await links.there() == [1, 2]
+            for begin, end in itertools.pairwise([0, *cuts, len(said)]):
+                assert not comes.done() or begin >= len(NONCE)
+                links.ends[2].sendall(said[begin:end])
+                await asyncio.sleep(0.002)
+            assert await comes == key(2).pack()
+        link = links.all.at(key(2).pack())
+        assert link is not None
+        links.all.take(link)
+        links.ends[2].shutdown(socket.SHUT_WR)
+        assert await link.read_all() == b"hello"
+        link.sock.close()
+        await links.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("said", [b"x" * 22 + b"\n" + b"hello", b" " + NONCE, NONCE[:-1] + b"\r\n", NONCE[:-1], b"GET"])
+def test_one_that_does_not_say_the_nonce_first_is_held_like_any_other_and_reset_in_time(said: bytes) -> None:
+    async def scenario() -> None:
+        links = Links(hold_s=0.1)
+        with links.arrivals.expect(("said", NONCE)) as comes:
+            links.come(1, 1, 2)
+            assert await links.there() == [1, 2]
+            links.ends[1].sendall(said)
+            await asyncio.sleep(0.02)
+            link = links.all.at(key(1).pack())
+            assert link is not None
+            assert said.startswith(link.waiting), "what it says is kept as it came"
+            assert len(link.waiting) <= len(NONCE)
+            async with asyncio.timeout(5):
+                while not links.rejected():
+                    await asyncio.sleep(0.01)
+            assert (links.rejected(), comes.done()) == ([1], False)
+        links.ends.pop(1).close()  # with bytes that were not read it is reset
+        await links.close()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_says_byte_after_byte_gains_no_time() -> None:
+    async def scenario() -> None:
+        links = Links(hold_s=0.2)
+        links.come(1, 1)
+        assert await links.there() == [1]
+        began = asyncio.get_running_loop().time()
+        while not links.rejected():
+            with contextlib.suppress(OSError):  # it was reset
+                links.ends[1].send(b"n")
+            await asyncio.sleep(0.05)
+            assert asyncio.get_running_loop().time() < began + 5
         await links.close()
 
     asyncio.run(scenario())

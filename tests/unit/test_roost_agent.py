@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,32 @@ def test_clients_are_read_from_their_options() -> None:
     assert (meter.name, meter.service, meter.kind, meter.pid_file) == ("meter", "telemetry", "signal", "/run/x.pid")
     assert isinstance(camera, Accepting)
     assert isinstance(meter, Initiating)
+
+
+def test_a_client_is_told_what_to_say_first_as_far_as_its_action_can(tmp_path: Path) -> None:
+    async def scenario() -> list[bytes]:
+        heard: list[bytes] = []
+
+        async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.read())
+            writer.close()
+
+        async with await asyncio.start_unix_server(hear, tmp_path / "socket"):
+            program = f"sh -c 'echo \"$ROOST_CLIENT $ROOST_DO $ROOST_SAY\" >>{tmp_path}/ran'"
+            for action in (f"unix:{tmp_path}/socket", f"run:{program}"):
+                client = Initiating("meter", "held", action)
+                await client.tell("connect", "a-nonce")
+                await client.tell("connect")
+                await client.tell("stay")
+            while len(heard) < 3:
+                await asyncio.sleep(0.01)
+        return heard
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == [
+        b"connect meter a-nonce\n", b"connect meter\n", b"stay meter\n"]  # fmt: skip
+    assert (tmp_path / "ran").read_text().splitlines() == ["meter connect a-nonce", "meter connect ", "meter stay "]
+    with pytest.raises(agent.ClientError, match="trust_address = true"):
+        asyncio.run(Initiating("meter", "held", f"signal:USR1:{tmp_path}/pid").tell("connect", "a-nonce"))
 
 
 def test_the_back_off_doubles_up_to_a_minute_with_full_jitter() -> None:
