@@ -103,6 +103,7 @@ class InBandRequests:
             with self._registry.changing:
                 owners = self._registry.find_all(list(wanted.values()))
                 agents = self._spoken_for.find_all(list(wanted.values()))
+                operators = owners.keys() - self._registry.given_in_band([*owners])
                 places = self._engine.find_many([events[i].record.key_raw for i in wanted])
                 for (i, name), place in zip(wanted.items(), places, strict=True):
                     event, service = events[i], self._services.get(place.service) if place is not None else None
@@ -110,11 +111,11 @@ class InBandRequests:
                         errors[i] = _refuse(event, EPERM, "it has ended")
                     elif name in agents:
                         errors[i] = _refuse(event, EPERM, f'an agent speaks for "{name}": `roost agents`')
-                    elif why := self._forbidden(name, event.record.key, service, owners.get(name)):
+                    elif why := self._forbidden(name, event.record.key, service, owners.get(name), name in operators):
                         errors[i] = _refuse(event, EPERM, why)
                     else:
                         owners[name] = Named(event.record.key_raw, event.id, 0, connected=True)
-                        kept_ms = round(service.names_kept * 1000) or FOR_EVER_MS
+                        kept_ms = None if name in operators else round(service.names_kept * 1000) or FOR_EVER_MS
                         gifts.append(Gift({name: 0}, event.record.key_raw, event.id, kept_ms))
                 if gifts:
                     self._registry.give_all(gifts)
@@ -125,17 +126,19 @@ class InBandRequests:
             errors = [code or EIO for code in errors]
         return [_answer(event, error) for event, error in zip(events, errors, strict=True)]
 
-    def _forbidden(self, name: str, key: Key, service: Service, owner: Named | None) -> str:
+    def _forbidden(self, name: str, key: Key, service: Service, owner: Named | None, operators: bool) -> str:
         """Why a client of the service may not give itself this name; empty: it may, and that is counted. owner: what
-        the name stands for now. One at the same source is taken for the same client."""
+        the name stands for now. One at the same source is taken for the same client. operators: an operator or the
+        daemon gave the name."""
         if not may_be(name, service.names):
             return f'no pattern of `names` of [[service]] "{service.name}" is like "{name}"'
         source = _source(key)
         if owner is not None and _source(Key.unpack(owner.key)) == source:
             return ""
-        if owner is not None and owner.connected and not service.names_roam:
-            return (f'connection {owner.id}, at another address, has the name "{name}"; it may move while that lives '
-                    f'where [[service]] "{service.name}" has names_roam = true')  # fmt: skip
+        if owner is not None and (owner.connected or operators) and not service.names_roam:
+            whose = "that lives" if owner.connected else "that was given it by an operator, or dialled"
+            return (f'"{name}" is the name of connection {owner.id}, at another address, {whose}; it moves by '
+                    f'`roost name`, or with names_roam = true of [[service]] "{service.name}"')  # fmt: skip
         each = service.names_each
         rates = self._new_names.setdefault((service.name, each), Rates(each / HOUR_S, each, self._clock))
         if wait_s := rates.wait_s(source):

@@ -212,9 +212,14 @@ class Registry:
         return True
 
     @_reading()
+    def given_in_band(self, names: Sequence[str]) -> set[str]:
+        """Those of these names that clients were given in band."""
+        return set(self._store.named("in_band_names", names))
+
+    @_reading()
     def give_way(self, names: Sequence[str]) -> None:
         """An agent speaks for these from now on: those that clients were given in band are forgotten."""
-        for name in self._store.named("in_band_names", names):
+        for name in self.given_in_band(names):
             log.info("%s: an agent speaks for it: the client that gave itself this name has it no more", name)
             self.remove(name)
 

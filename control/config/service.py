@@ -193,8 +193,8 @@ class Service(Policy):
     )
     names_roam: bool = Field(
         False,
-        description="whether a client that comes by another address takes its name from a connection that lives: any "
-        "client can take any such name then",
+        description="whether a client that comes by another address takes its name from a connection that lives, or "
+        "that had it of an operator: any client can take any such name then",
     )
 
     @field_validator("ready_for")

@@ -94,6 +94,8 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"') + "ready_links = 1",
             '[[service]] "a": kind = "held" has no server, and no key about one',
         ),
+        (SERVICE + "trust_address = true", '[[service]] "a": trust_address is for kind = "held"'),
+        (SERVICE + "names_each = 0", '`names_each` in [[service]] "a": Input should be greater than or equal to 1'),
         (
             SERVICE + 'born = "always"\ninterface = "persistent"',
             '[[service]] "a": born = "always" is for transient services that are not transparent',

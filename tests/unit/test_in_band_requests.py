@@ -215,6 +215,17 @@ def test_a_name_that_another_living_connection_has_is_refused_and_that_one_goes_
     assert [command.op for command in rig.engine.commands] == [], "nothing was closed"
 
 
+@pytest.mark.parametrize(("service", "error"), [(1, EPERM), (ROAMING, 0)])
+def test_a_name_that_an_operator_gave_is_its_clients_also_while_that_is_away(
+    rig: Rig, service: int, error: int
+) -> None:
+    """As that of a client which is dialled when a server asks for it."""
+    rig.registry.give("meter", key(1, 50000).pack(), 9)
+    assert ask(rig, key(2), 2, "meter", service) == error
+    assert ask(rig, key(1), 10, "meter", service) == 0, "it comes by itself"
+    assert rig.registry.given_in_band(["meter"]) == set(), "it stays the operator's"
+
+
 def test_of_two_that_ask_for_a_name_at_once_the_first_has_it(rig: Rig) -> None:
     both = rig.in_band.give([asked(key(i), i, Verb.NAME, "door") for i in (1, 2)])
     assert ([answer.error for answer in both], owners(rig)) == ([0, EPERM], {"door": 1})
