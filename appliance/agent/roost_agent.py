@@ -11,6 +11,8 @@ one of its clients:
                                 =unix:PATH    the same: writes a line to a Unix socket
                                 =signal:USR1:PIDFILE    the same: sends a signal
 
+What a client must say first, when it connects, is passed on as ROOST_SAY to COMMAND, and as the line's third word.
+
 The appliance's daemon imports the protocol's codec from here, so that there is one definition of it.
 """
 

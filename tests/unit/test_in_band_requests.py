@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from appliance.wire import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
-from control.clients import in_band_requests
+from control.clients import in_band_requests, registry
 from control.clients.in_band_requests import InBandRequests
 from control.clients.registry import Gift, Registry
 from control.config import ConfigError, parse
@@ -264,8 +264,16 @@ def test_a_source_gets_so_many_new_names_in_an_hour_and_its_own_again_at_any_tim
     assert [ask(rig, key(1, 60000 + i), 40 + i, f"meter-{i}", METERS) for i in (3, 4)] == [0, EPERM]
 
 
-def test_a_name_of_a_closed_connection_goes_in_time_unless_it_lives_has_tags_or_is_an_operators(rig: Rig) -> None:
-    for i, name in enumerate(("gone", "tagged", "lives", "again"), 1):
+def test_a_connection_that_has_ended_meanwhile_gets_no_name(rig: Rig) -> None:
+    (answer,) = rig.in_band.give([asked(key(99), 99, Verb.NAME, "door")])
+    assert (answer.error, owners(rig)) == (EPERM, {})
+
+
+def test_a_name_of_a_closed_connection_goes_in_time_unless_it_lives_has_tags_or_is_an_operators(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "BATCH", 1)  # they are looked at in parts
+    for i, name in enumerate(("vanished", "tagged", "lives", "again"), 1):
         assert ask(rig, key(i), i, name) == 0
     assert ask(rig, key(6), 6, "for-ever", FOR_EVER) == 0
     rig.engine.add(key(5), 5, State.ACTIVE)
@@ -282,7 +290,7 @@ def test_a_name_of_a_closed_connection_goes_in_time_unless_it_lives_has_tags_or_
         rig.registry.commit()
         return sorted(rig.registry.all())
 
-    everything = ["again", "for-ever", "gone", "lives", "operators", "tagged"]
+    everything = ["again", "for-ever", "lives", "operators", "tagged", "vanished"]
     assert left(kept) == everything, "it is kept at least so long"
     assert ask(rig, key(4), 8, "again") == 0
     assert left(2 * kept - 60_000) == everything
