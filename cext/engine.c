@@ -310,6 +310,12 @@ int roost_attach(roost_engine *e, const char *ifname, const char *mode, int serv
     return result;
 }
 
+int roost_vlan(roost_engine *e, uint32_t ifindex, uint16_t protocol, uint16_t id, uint32_t device) {
+    struct roost_vlan vlan = {ROOST_VLAN_BITS, ifindex, htons(protocol), htons(id)};
+    int map = e->path.map_fd[ROOST_MAP_vlans];
+    return (device ? bpf_map_update_elem(map, &vlan, &device, BPF_ANY) : bpf_map_delete_elem(map, &vlan)) ? -errno : 0;
+}
+
 int roost_start(roost_engine *e, struct roost_reason *why) {
     sigset_t all, old;
     roost_datapath_end_old_steering(&e->path); /* every interface has been named */

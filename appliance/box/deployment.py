@@ -33,8 +33,8 @@ MERGING: Final = ("rx-lro", "rx-gro-hw")
 """Offloads by which a card merges frames to some that are longer than XDP's."""
 
 TAKES_TAGS_OUT: Final = "rx-vlan-hw-parse"
-"""The offload (rx-vlan-offload of `ethtool -k`) by which native XDP gets a frame without its VLAN tag. Generic XDP gets
-the tag beside it, and it goes out with the answer."""
+"""The offload (rx-vlan-offload of `ethtool -k`) by which XDP gets a frame without its VLAN tag, and takes those of
+every VLAN for untagged ones. An answer goes out without a tag, too; of generic XDP, with that of the frame."""
 
 SHOWN: Final = 5
 """Networks of a list."""
@@ -140,14 +140,15 @@ def check_interfaces(plan: Plan, net: Network) -> Iterator[Outcome]:
         problem = f"{' and '.join(merging)} on: frames that the card merges are too long for XDP" if merging else None
         fix = f"ethtool -K {name} {' '.join(f'{one} off' for one in merging)}   (some drivers do it by themselves)"
         yield outcome("interfaces", f"{name}: frames as sent", Need.ADVISED, problem, fix, "no merging offload")
-        if link.vlans and name in plan.clients and plan.xdp_mode != "generic" and link.xdp is not False:
+        if link.vlans and name in plan.clients:
             yield _tags(link)
 
 
 def _tags(link: Link) -> Outcome:
     on = TAKES_TAGS_OUT in link.offloads
     lost = f"answers to sleepers behind {', '.join(link.vlans)} may leave without a tag"
-    problem = f"rx-vlan-offload is on: native XDP sees no VLAN tags, and {lost}" if on else None
+    any_vlan = "XDP sees no VLAN tags, so what comes in any VLAN is taken for untagged"
+    problem = f"rx-vlan-offload is on: {any_vlan}, and {lost}" if on else None
     fix = f"ethtool -K {link.name} rx-vlan-offload off   (veth: tx-vlan-offload off at its other end)"
     return outcome("interfaces", f"{link.name}: VLAN tags", Need.ADVISED, problem, fix, "left in the frames")
 

@@ -98,6 +98,12 @@ class Engine:
         result = self._call(lib.roost_attach, ifname.encode(), mode.encode(), int(servers))
         return {1: "native", 2: "generic", 3: "loopback"}[result]
 
+    def vlan(self, ifindex: int, protocol: int, number: int, device: int) -> None:
+        """Frames that come by an interface with a tag of this protocol (0x8100, 0x88A8) and id are those of a VLAN
+        device from now on, by its index; 0: of none, and nothing is heard in them."""
+        if (result := lib.roost_vlan(self._raw, ifindex, protocol, number, device)) < 0:
+            raise EngineError(f"VLAN {number}: {os.strerror(-result)}")
+
     def add_service(self, spec: ServiceSpec) -> None:
         """Listens for a service."""
         try:

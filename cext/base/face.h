@@ -26,6 +26,9 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
  * native, 2 generic, 3 the loopback interface: servers on this machine. */
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, int servers,
                  struct roost_reason *why);
+/* Frames that come by this interface with a tag of this protocol (0x8100, 0x88a8) and id are that device's from now on, 0: none's;
+ * XDP looks into those of such VLANs, and of the interface itself, alone. Any thread's; 0 or -errno. */
+int roost_vlan(roost_engine *e, uint32_t ifindex, uint16_t protocol, uint16_t id, uint32_t device);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
  * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
  * not connected, before it is reset; dial_ms: or so long, until ROOST_EV_WANTED is answered; 0: it is not told. */

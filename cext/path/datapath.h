@@ -33,6 +33,7 @@
 #include "ebpf/shared/silence.h"
 #include "ebpf/shared/sockets.h"
 #include "ebpf/shared/steer.h"
+#include "ebpf/shared/vlan.h"
 #include "cext/table/rests.h"
 #include "cext/table/table.h"
 

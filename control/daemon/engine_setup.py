@@ -23,6 +23,7 @@ from control.config import Config, Limits, Service, parse_endpoint, parse_ports
 from control.core.logs import about
 from control.daemon.error import DaemonError, port_trouble
 from control.daemon.local_connect import LocalConnect
+from control.daemon.vlans import Vlans
 from control.daemon.waiting import NotYetError, Waiting
 from control.policy.services import bounds_of
 
@@ -71,6 +72,7 @@ class EngineSetup:
         self._closed: set[int] = set()
         """Of those added: they take no new clients."""
         self._local = LocalConnect(engine) if config.attach.local_connect else None
+        self._vlans = Vlans(engine)
         self._steering = False
         self._steered: set[str] = set()
         self._indexes: dict[str, int] = {}
@@ -94,6 +96,7 @@ class EngineSetup:
         be told of it now. undo: is given what a start that fails must take back, but for what the engine does when it
         is closed before it was started."""
         network, router = self._config.network, self._config.router
+        self._vlans.look()
         names = list(dict.fromkeys((*network.interfaces, *self._server_interfaces, *router.lan)))
         for name in names:
             self._waiting.attempt(f"interface {name}", partial(self._interface, name))
@@ -152,6 +155,7 @@ class EngineSetup:
 
     def _look(self) -> None:
         """What is attached to an interface goes with it. One that has gone, or was made anew, is waited for."""
+        self._vlans.look()
         if self._local:
             self._local.look(self._added.values())
         for name, index in list(self._indexes.items()):

@@ -32,6 +32,7 @@ enum fragment {
 
 struct packet {
     struct roost_key key; /* client = source, local = destination */
+    __u32 ifindex;        /* XDP's to say: the interface it came by, or its VLAN's device; 0: it is in none of ours */
     __u32 l3;             /* offset of the IP header */
     __u32 l4;             /* offset of what IP carries */
     __u32 l4_length;      /* bytes of that, as IP says; less than 0 if IP contradicts itself */

@@ -301,7 +301,8 @@ static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cf
     union header nowhere;
     if (!parse(ctx, &p, &nowhere) || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
-    return of_tcp(ctx, cfg, &p);
+    p.ifindex = came_by(ctx, &p);
+    return p.ifindex ? of_tcp(ctx, cfg, &p) : XDP_PASS;
 }
 
 SEC("xdp")

@@ -7,6 +7,7 @@
 #include "ebpf/shared/limit.h"
 #include "ebpf/shared/rule.h"
 #include "ebpf/shared/silence.h"
+#include "ebpf/shared/vlan.h"
 
 #define ROUTES 512 /* the highest 9 bits of a hash */
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Where the kernel would send what XDP answers: not merely back to the sender. A neighbour on the link may speak in a
- * client's name, and the way to a client may be another than the one that it comes by.
+ * Which interface a frame came by, and where the kernel would send what XDP answers: not merely back to the sender. A
+ * neighbour on the link may speak in a client's name, and the way to a client may be another than the one that it comes by.
  *
- * A way is looked up once a second for the same two ends. Where forwarding is off, for a tagged frame, and where the next hop
- * has no neighbour entry, the look-up says nothing.
+ * A way is looked up once a second for the same two ends. Where forwarding is off, and where the next hop has no neighbour
+ * entry, the look-up says nothing.
  */
 #ifndef ROOST_WAY_H
 #define ROOST_WAY_H
@@ -23,7 +23,7 @@
 
 enum way_is {
     WAY_UNKNOWN,   /* nothing is said */
-    WAY_HERE,      /* by the interface that the frame came by */
+    WAY_HERE,      /* by the interface that the frame came by, or its VLAN's device */
     WAY_ELSEWHERE, /* by another one; or there is none */
 };
 
@@ -31,21 +31,34 @@ struct ends {
     __be32 near[4], far[4]; /* IPv4: the first word */
     __u32 v6;
     __u32 now_s;
+    __u32 ifindex; /* that the frame came by */
 };
 
 /* Ways that were looked up in this second. Each processor has its own: no locks. */
 struct way {
     struct ends ends; /* now_s plus 1; 0: none yet */
-    __u32 ifindex;    /* that the frame came by */
     __u32 is;         /* enum way_is */
     __u16 mac[6];     /* of a way that is here, as an Ethernet header has them */
 };
+
+/* The index of the interface that a frame came by; of a tagged one, that of its VLAN's device. 0: there is no such device,
+ * and the kernel drops it. A tag with the id 0 is one of priority alone (IEEE 802.1Q 6.8). */
+static __noinline __u32 came_by(struct xdp_md *ctx, const struct packet *p) {
+    __be16 tag[2]; /* protocol, and what is in it */
+    if (p->l3 == ETH_HLEN)
+        return ctx->ingress_ifindex;
+    if (bpf_xdp_load_bytes(ctx, ETH_HLEN - 2, tag, sizeof(tag)))
+        return 0;
+    struct roost_vlan vlan = {ROOST_VLAN_BITS, ctx->ingress_ifindex, tag[0], tag[1] & bpf_htons(ROOST_VLAN_ID)};
+    const __u32 *device = bpf_map_lookup_elem(&vlans, &vlan);
+    return device ? *device : vlan.id ? 0 : vlan.ifindex;
+}
 
 GLOBAL int way_look_up(struct xdp_md *ctx, struct way *way) {
     struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP};
     if (!way)
         return WAY_UNKNOWN;
-    fib.ifindex = way->ifindex;
+    fib.ifindex = way->ends.ifindex;
     if (way->ends.v6) {
         fib.family = FAMILY_INET6;
         __builtin_memcpy(fib.ipv6_src, way->ends.near, 16);
@@ -59,7 +72,7 @@ GLOBAL int way_look_up(struct xdp_md *ctx, struct way *way) {
     case BPF_FIB_LKUP_RET_SUCCESS:
         __builtin_memcpy(way->mac, fib.dmac, 6);
         __builtin_memcpy(way->mac + 3, fib.smac, 6);
-        return fib.ifindex == ctx->ingress_ifindex ? WAY_HERE : WAY_ELSEWHERE;
+        return fib.ifindex == way->ends.ifindex ? WAY_HERE : WAY_ELSEWHERE;
     case BPF_FIB_LKUP_RET_BLACKHOLE:
     case BPF_FIB_LKUP_RET_UNREACHABLE:
     case BPF_FIB_LKUP_RET_PROHIBIT:
@@ -80,21 +93,18 @@ static __noinline const struct way *way_of(struct xdp_md *ctx, const struct ends
     struct way *way = bpf_map_lookup_elem(&ways_back, &index);
     if (!way)
         return 0;
-    if (way->ends.now_s == ends->now_s + 1 && way->ends.v6 == ends->v6 && way->ifindex == ctx->ingress_ifindex &&
+    if (way->ends.now_s == ends->now_s + 1 && way->ends.v6 == ends->v6 && way->ends.ifindex == ends->ifindex &&
         roost_same_address((const __u8 *)way->ends.far, (const __u8 *)ends->far) &&
         roost_same_address((const __u8 *)way->ends.near, (const __u8 *)ends->near))
         return way;
     way->ends = *ends;
     way->ends.now_s++;
-    way->ifindex = ctx->ingress_ifindex;
     way->is = way_look_up(ctx, way);
     return way;
 }
 
 static __noinline const struct way *way_back(struct xdp_md *ctx, const struct packet *p, __u64 now_ms) {
-    struct ends ends = {.v6 = p->v6, .now_s = now_ms / 1000};
-    if (p->l3 != ETH_HLEN)
-        return 0;
+    struct ends ends = {.v6 = p->v6, .now_s = now_ms / 1000, .ifindex = p->ifindex};
     if (p->v6) {
         __builtin_memcpy(ends.near, p->key.local, 16);
         __builtin_memcpy(ends.far, p->key.client, 16);
@@ -106,7 +116,7 @@ static __noinline const struct way *way_back(struct xdp_md *ctx, const struct pa
 }
 
 static __noinline const struct way *way_anew4(struct xdp_md *ctx, __be32 near, __be32 far, __u32 now_s) {
-    struct ends ends = {.near = {near}, .far = {far}, .now_s = now_s};
+    struct ends ends = {.near = {near}, .far = {far}, .now_s = now_s, .ifindex = ctx->ingress_ifindex};
     return way_of(ctx, &ends);
 }
 
@@ -115,7 +125,7 @@ static __always_inline const struct way *way_back4(struct xdp_md *ctx, __be32 ne
     __u32 now_s = now_ms / 1000, index = way_index(far);
     const struct way *way = bpf_map_lookup_elem(&ways_back, &index);
     if (way && way->ends.now_s == now_s + 1 && !way->ends.v6 && way->ends.far[0] == far && way->ends.near[0] == near &&
-        way->ifindex == ctx->ingress_ifindex)
+        way->ends.ifindex == ctx->ingress_ifindex)
         return way;
     return way_anew4(ctx, near, far, now_s);
 }

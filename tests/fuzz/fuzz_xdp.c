@@ -11,6 +11,7 @@
  *     SYN said
  *     a frame for a connection in the table never passes, nor does one for a key that may be asleep without a slot,
  *     known strangers excepted: that one is handed over, whole
+ *     a frame of a VLAN that has no device on its interface passes unchanged, too
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so; and it
  *     is counted when it leaves, and not when a frame can become no answer for want of room
  *     a good segment for a connection that is being moved is held, whole
@@ -44,6 +45,8 @@ enum { /* what the input asks for */
     DOES
 };
 
+#define VLAN_DEVICE 30 /* of VLAN 7 (802.1Q) on interface 3 */
+
 static struct world world;
 static struct challenge_budget budget;
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
@@ -74,6 +77,9 @@ static void give_maps(void) {
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
     host_map_array(&births_cookies, &cookies, 1, sizeof(cookies));
     host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
+    const struct roost_vlan seven = {ROOST_VLAN_BITS, 3, bpf_htons(0x8100), bpf_htons(7)};
+    const __u32 device = VLAN_DEVICE;
+    bpf_map_update_elem(&vlans, &seven, &device, 0);
 }
 
 /* Both services' clients may be born asleep, always or when there are more of them than so many in a tick. */
@@ -171,18 +177,26 @@ static void reference_stamp(uint8_t *packet, uint32_t length, uint32_t now_ms) {
 }
 
 /* What the routing table says from now on. */
-static void set_routes(bool neighbour, bool here) {
+static void set_routes(bool neighbour, uint32_t ifindex) {
     host.fib_result = neighbour ? BPF_FIB_LKUP_RET_SUCCESS : BPF_FIB_LKUP_RET_NO_NEIGH;
-    host.fib_ifindex = here ? 3 : 9;
+    host.fib_ifindex = ifindex;
     memset(route, 0, sizeof(route));
     memset(way, 0, sizeof(way));
 }
 
-/* Where an answer goes, to a frame that came by interface 3. */
-static enum way_is way_of_answer(const struct tuple *t) {
-    if (t->l3 != ETH_HLEN || host.fib_result != BPF_FIB_LKUP_RET_SUCCESS)
+/* Whose a frame is that came by interface 3. 0: it is of a VLAN that has no device there. */
+static uint32_t owner_of(const uint8_t *frame, const struct tuple *t) {
+    uint32_t id = get16(frame + 14) & 0xfff;
+    if (t->l3 == ETH_HLEN || !id)
+        return 3;
+    return get16(frame + 12) == 0x8100 && id == 7 ? VLAN_DEVICE : 0;
+}
+
+/* Where an answer to such a frame goes. */
+static enum way_is way_of_answer(const uint8_t *frame, const struct tuple *t) {
+    if (host.fib_result != BPF_FIB_LKUP_RET_SUCCESS)
         return WAY_UNKNOWN;
-    return host.fib_ifindex == 3 ? WAY_HERE : WAY_ELSEWHERE;
+    return host.fib_ifindex == owner_of(frame, t) ? WAY_HERE : WAY_ELSEWHERE;
 }
 
 /* Of an Ethernet header that it is the routing table's. */
@@ -254,7 +268,7 @@ static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame,
               a.key.client_port == t->key.local_port && a.key.local_port == t->key.client_port,
           "an answer with other addresses or ports");
     bool back = !memcmp(o->frame, frame + 6, 6) && !memcmp(o->frame + 6, frame, 6);
-    claim(way_of_answer(t) == WAY_HERE ? is_routed(o->frame) : back, "an answer to another station");
+    claim(way_of_answer(frame, t) == WAY_HERE ? is_routed(o->frame) : back, "an answer to another station");
     claim(a.l3 == t->l3 && !memcmp(o->frame + 12, frame + 12, t->l3 - 12), "an answer in another VLAN");
     size_t header = t->v6 ? 40 : 20;
     *size = a.l4_length;
@@ -273,7 +287,7 @@ static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame,
 static void claim_answer(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
                          const struct roost_ka *ka, uint32_t tsecr, bool challenged) {
     size_t size, wanted = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20;
-    enum way_is is = way_of_answer(t);
+    enum way_is is = way_of_answer(frame, t);
     if (is == WAY_ELSEWHERE || (challenged && is == WAY_UNKNOWN) ||
         !may_become(o, t->l3 + (t->v6 ? 40 : 20) + wanted)) {
         claim_handed_over(o, frame, length, t, ROOST_WHY_ANSWER);
@@ -566,7 +580,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             XDP_PASS) { /* no storm, more than options in it, no room or no way for the answer: the stack's */
             struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
             size_t options = !offer.has_ts ? 4 : offer.wscale == 15 ? 16 : 20;
-            bool answerable = t->l4_length <= 60 && offer.mss >= 536 && way_of_answer(t) == WAY_HERE &&
+            bool answerable = t->l4_length <= 60 && offer.mss >= 536 && way_of_answer(frame, t) == WAY_HERE &&
                               !is_cookie_spent(t, syn_ack_ms(t, &offer));
             answerable &= may_become(o, t->l3 + (t->v6 ? 40 : 20) + 20 + options);
             struct packet p = {.key = t->key, .v6 = t->v6};
@@ -578,7 +592,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             return;
         }
         struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
-        claim(way_of_answer(t) == WAY_HERE, "a SYN was answered to whoever sent it");
+        claim(way_of_answer(frame, t) == WAY_HERE, "a SYN was answered to whoever sent it");
         claim(!is_cookie_spent(t, syn_ack_ms(t, &offer)), "a SYN was answered with a cookie that is spent");
         claim(cookies.sent_s[0] == (__u16)(host.now_ns / 1000000000), "a cookie was sent, and none is expected back");
         uint8_t bytes[FRAME_MAX];
@@ -671,7 +685,14 @@ static void check(const uint8_t *frame, size_t length) {
     remember_table();
     rate_before = rate;
     sent_before = cookies.sent_s[0];
-    if (reference_tuple_of_any(frame, length, &t) && t.fragment) {
+    bool segment = reference_tuple_of_any(frame, length, &t);
+    if (segment && !owner_of(frame, &t)) {
+        struct outcome o = run(frame, length);
+        claim_passed(&o, frame, length);
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    if (segment && t.fragment) {
         check_fragment(frame, length, &t);
         return;
     }
@@ -740,7 +761,7 @@ static void errand(struct input *in, uint8_t *bytes) {
 static void offer_probes(struct input *in) {
     static const uint32_t lengths[] = {40, 52, 60, 72};
     uint32_t how = take(in, 1), count = take(in, 1) % 8, first = how & 1 ? ROOST_PROBES / 2 : 0;
-    set_routes(!(how & 2), how & 4);
+    set_routes(!(how & 2), how & 4 ? 3 : 9);
     probing = (struct roost_runs){
         .next = first, .count = first + count, .now_s = 77, .interfaces = how & 8 ? 2 : 1, .ifindex = {3, 9}};
     for (uint32_t i = first; i < first + count; i++) {
@@ -776,7 +797,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     host.random = 7;
     host.ring_full = host.no_tail_room = host.no_head_room = false;
     host.sockets = 0;
-    set_routes(true, true);
+    set_routes(true, 3);
     memset(&rate, 0, sizeof(rate));
     memset(&cookies, 0, sizeof(cookies));
     memset(&gate, 0, sizeof(gate));
@@ -818,7 +839,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             host.ring_full = i & 1;
             host.no_tail_room = i & 2;
             host.no_head_room = i & 4;
-            set_routes(!(i & 8), !(i & 16));
+            set_routes(!(i & 8), i & 32 ? VLAN_DEVICE : i & 16 ? 9 : 3);
             break;
         case DO_ERRAND:
             errand(&in, frame);

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 CONNECTIONS = 24
@@ -83,7 +84,14 @@ def _xdp() -> dict[str, bytes]:
             for c in everybody
         ) + do_gate + b"\0" + b"".join(do_frame + frame(c, flags=SYN, options=OF_LINUX) for c in (22, 23))  # fmt: skip
     seeds["far"] = b"".join(do_frame + frame(c, seq=70000, ack=-70000, payload=3) for c in everybody)
-    seeds["tagged"] = b"".join(do_frame + frame(c, seq=-1, link=1 + c % 3) for c in everybody)
+    for trouble, link in product((0, 16, 32), range(1, 5)):  # routed by the interface; another; the VLAN device
+        seeds[f"tagged-{trouble}-{link}"] = do_trouble + bytes([trouble]) + b"".join(
+            do_frame + frame(c, seq=-1, link=link, fragment=c % 2)
+            + do_frame + frame(c, payload=c % 4, link=link) + do_frame + frame(c, flags=SYN, link=link)
+            for c in (0, 2, 3, 5, 8, 12, 21)
+        ) + do_gate + b"\0" + b"".join(
+            do_frame + frame(c, flags=SYN, options=OF_LINUX, link=link) for c in (22, 23)
+        )  # fmt: skip
     seeds["options"] = b"".join(do_frame + frame(c, seq=-1, extensions=b"\1") for c in everybody)
     seeds["extensions"] = b"".join(
         do_frame + frame(1, seq=-1, extensions=bytes(kinds)) for kinds in ([0, 1, 2], [0x31] * 6, [1] * 7, [4], [5])

@@ -203,6 +203,7 @@ enum { /* links of world_frame */
     LINK_VLAN,
     LINK_PROVIDER_VLAN,
     LINK_TWO_VLANS,
+    LINK_PRIORITY,
     LINKS
 };
 
@@ -278,7 +279,7 @@ size_t world_frame(struct world *w, struct input *in, uint8_t *f) {
     memcpy(f, "\x02\0\0\0\0\1\x02\0\0\0\0\2", 12);
     if (link != LINK_PLAIN) {
         put16(f + at, link == LINK_PROVIDER_VLAN ? 0x88a8 : 0x8100);
-        put16(f + at + 2, 7);
+        put16(f + at + 2, link == LINK_PRIORITY ? 0xe000 : 7);
         at += 4;
     }
     if (link == LINK_TWO_VLANS) {

@@ -63,6 +63,7 @@ CHANGES_NOTHING: Final = frozenset(
         "stats",
         "submit",
         "submit_many",
+        "vlan",
     ]
 )
 """What a test may call of an engine that the next test is to have, too: all other methods change its configuration, or

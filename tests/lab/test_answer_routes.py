@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import pytest
 from scapy.layers.inet import TCP
-from scapy.layers.l2 import Ether
+from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
 
 from appliance.wire import Born
 from tests.lab.engine_lab import EngineLab, Pair, tcp_info
 from tests.lab.fixtures import ip
 from tests.lab.handmade import LINUX, Handmade, hide
-from tests.lab.wire import LAN, Sleeper, Wire, checksums_are_right
+from tests.lab.wire import LAN, Sleeper, Wire, checksums_are_right, vlan_device
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 GENERIC: Final = pytest.mark.engine(xdp_mode="generic")
@@ -133,6 +133,32 @@ def test_a_keepalive_is_answered_by_the_interface_that_leads_to_its_client(
             here.clear()
             assert goes_there()
             assert here.replies(sleeper, 0.05) == []
+    box.wake_and_answer(pair)
+
+
+@BOTH
+@MODES
+def test_what_comes_in_a_vlan_is_answered_there_by_the_routes_of_its_device(
+    box: EngineLab, family: int, xdp_mode: str
+) -> None:
+    assert box.attached == xdp_mode
+    pair, sleeper = asleep(box, family)
+    other = box.lab.address("lan", "eth0", family)
+    with Wire(box) as wire, Wire(box, LAN) as gateway, vlan_device(box, 7, device="lan0"):
+        with routed(box, pair.client.getsockname()[0], other, "lan0", gateway.mac):
+            for segment in (sleeper.tcp(seq=-1), sleeper.tcp(seq=50_000, ack=-7, flags="S")):
+                wire.send(sleeper.ip() / segment, vlan=7)
+                [answer] = wire.replies(sleeper, 0.05)
+                assert (answer.dst, answer.src, answer[Dot1Q].vlan) == (gateway.mac, gateway.box_mac, 7)
+                assert (answer[TCP].seq, answer[TCP].ack) == (sleeper.snd_nxt, sleeper.rcv_nxt)
+        assert box.stat("answers_by_engine") == 0
+
+        def is_answered_by_the_engine() -> bool:
+            wire.send(sleeper.ip() / sleeper.tcp(seq=-1), vlan=7)
+            return not any(answer.haslayer(Dot1Q) for answer in wire.replies(sleeper, 0.05))
+
+        box.wait(is_answered_by_the_engine, "the client is not reached by that VLAN any more")
+        assert box.stat("answers_by_engine") > 0
     box.wake_and_answer(pair)
 
 

@@ -21,7 +21,7 @@ from control.core.states import Cause, State
 from tests.lab.aging import let_socket_notes_run_out
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.handmade import LINUX, OUR_WSCALE, Handmade, hide
-from tests.lab.wire import MOD, Wire, timestamps_of
+from tests.lab.wire import MOD, Wire, timestamps_of, vlan_device
 
 BORN = {"born": Born.ALWAYS}
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -294,21 +294,25 @@ def test_a_keepalive_instead_of_the_acknowledgement_bears_it(ward: Ward, family:
 
 
 @BOTH
+@pytest.mark.parametrize("number", [0, 7])
 @pytest.mark.parametrize("layout", ["Linux", "bare"])
-def test_a_syn_with_a_tag_is_the_stacks(ward: Ward, family: int, layout: str) -> None:
-    """XDP does not know where the answer would go. The kernel drops what is for a VLAN that it has no device in, and
-    takes a tag of priority alone (IEEE 802.1Q 6.8) for none."""
+def test_a_syn_with_a_tag_is_answered_with_it_where_there_is_a_device_of_its_vlan(
+    ward: Ward, family: int, layout: str, number: int
+) -> None:
+    """A tag of priority alone (IEEE 802.1Q 6.8) has the id 0, and is the interface's own."""
     client = ward.client(family, options=LINUX if layout == "Linux" else ())
     syn = client.ip() / client.tcp("S", options=client.options)
-    ward.wire.send(syn, vlan=7)
+    ward.wire.send(syn, vlan=6)
     assert client.all_heard() == []
-    ward.wire.send(syn, vlan=0)
-    answer = client.hear(lambda tcp: str(tcp.flags) == "SA")
-    assert not answer.haslayer(Dot1Q)
-    client.take(answer)
-    client.ack()
+    with vlan_device(ward.box, 7):
+        ward.wire.send(syn, vlan=number)
+        answer = client.hear()
+        assert answer[Dot1Q].vlan == number
+        client.take(answer)
+        ward.wire.send(client.ip() / client.tcp("A"), vlan=number)
+        ward.sleeps(client)
     ward.converse(client)
-    assert ward.stat("syn_cookies") == 0
+    assert ward.stat("syn_cookies") == 1
 
 
 @BOTH

@@ -14,7 +14,7 @@ from scapy.packet import Raw
 
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, tcp_info
-from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of
+from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of, vlan_device
 
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -62,7 +62,7 @@ def test_the_answer_is_the_ack_that_the_kernel_would_send(
     box.to(pair, state)
     sleeper = Sleeper(pair, box.record(pair))
     assert sleeper.timestamps == timestamps
-    with Wire(box) as wire:
+    with Wire(box) as wire, vlan_device(box, 7):
         wire.send(sleeper.ip() / sleeper.tcp(seq=-1, ts=5) / Raw(payload), vlan=vlan)
         [answer] = wire.replies(sleeper)
     now_ms = time.monotonic_ns() // 1_000_000
@@ -95,7 +95,7 @@ def test_what_comes_without_the_agreed_timestamps_is_answered_with_them(box: Eng
         pair = box.connect(family)
         box.to(pair, state)
         sleeper = Sleeper(pair, box.record(pair))
-        with Wire(box) as wire:
+        with Wire(box) as wire, vlan_device(box, 7):
             probe = sleeper.ip() / sleeper.tcp(seq=-1, ts=None)
             challenged = sleeper.ip() / sleeper.tcp(flags="S", ts=None)
             for packet, vlan in ((probe, None), (probe / Raw(b"\0"), None), (probe, 7), (challenged, None)):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -21,8 +22,9 @@ from scapy.utils import checksum
 
 from appliance.lab import Lab
 from appliance.wire import KA, Record
-from tests.lab.engine_lab import Pair
+from tests.lab.engine_lab import EngineLab, Pair
 
+ETH_P_8021Q: Final = 0x8100
 _ALL: Final = socket.htons(3)
 _SOL_PACKET: Final = 263
 _PACKET_AUXDATA: Final = 8
@@ -75,6 +77,19 @@ class InLab(Protocol):
 
     @property
     def lab(self) -> Lab: ...
+
+
+@contextmanager
+def vlan_device(box: EngineLab, number: int, protocol: int = ETH_P_8021Q, device: str = "wan0") -> Iterator[None]:
+    """The appliance is in this VLAN on wan0. Not every kernel has VLAN devices: the engine is told that this one is it,
+    whose addresses and routes are looked up then."""
+    with box.lab.enter("box"):
+        wan0, index = socket.if_nametoindex("wan0"), socket.if_nametoindex(device)
+    box.engine.vlan(wan0, protocol, number, index)
+    try:
+        yield
+    finally:
+        box.engine.vlan(wan0, protocol, number, 0)
 
 
 class Wire:

@@ -22,10 +22,12 @@ from scapy.packet import Raw
 
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive
-from tests.lab.wire import Sleeper, Wire
+from tests.lab.wire import Sleeper, Wire, vlan_device
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
+GENERIC = pytest.param("generic", marks=pytest.mark.engine(xdp_mode="generic"))
+MODES = pytest.mark.parametrize("mode", ["native", GENERIC])
 
 IP_OPTIONS = {
     "none": [],
@@ -84,17 +86,42 @@ def test_a_segment_with_a_vlan_tag_is_judged_as_one_without(box: EngineLab, fami
     pair = box.connect(family)
     box.to_idle(pair)
     sleeper = Sleeper(pair, box.record(pair))
-    with Wire(box) as wire:
+    with Wire(box) as wire, vlan_device(box, 5):
         wire.send(sleeper.ip() / sleeper.tcp(seq=sleeper.window, flags="PA") / Raw(b"evil"), vlan=5)
         wire.send(sleeper.ip() / sleeper.tcp(ack=3, flags="PA") / Raw(b"evil"), vlan=5)
         assert resets(wire.replies(sleeper)) == []
-    assert box.state(pair) is State.IDLE
+        assert box.state(pair) is State.IDLE
+        wire.send(genuine(sleeper, sleeper.ip()), vlan=5)
+        box.wait(lambda: box.stat("frames_woke") == 1, "what is genuine wakes")
     box.wake_and_answer(pair)
 
 
 @BOTH
 @ASLEEP
-@pytest.mark.parametrize("mode", ["native", pytest.param("generic", marks=pytest.mark.engine(xdp_mode="generic"))])
+@MODES
+def test_a_genuine_segment_of_a_vlan_that_has_no_device_neither_wakes_nor_is_answered(
+    box: EngineLab, family: int, state: State, mode: str
+) -> None:
+    """Another VLAN is no link of the appliance, and the kernel drops what comes from there."""
+    assert box.attached == mode
+    pair = box.connect(family)
+    box.to(pair, state)
+    sleeper = Sleeper(pair, box.record(pair))
+    data = sleeper.tcp(flags="PA") / Raw(b"evil")
+    with Wire(box) as wire, vlan_device(box, 7), vlan_device(box, 5, 0x88A8):
+        for segment in (sleeper.tcp(seq=-1), sleeper.tcp(), sleeper.tcp(seq=9, flags="S"), data):
+            wire.send(sleeper.ip() / segment, *in_fragments(sleeper, segment / Raw(bytes(200)))[:1], vlan=5)
+        assert wire.replies(sleeper) == []
+    counted = ("frames_woke", "frames_held", "acks_heard", "keepalives_answered", "challenge_acks", "rst_guarded")
+    assert [name for name in counted if box.stat(name)] == []
+    assert Sleeper(pair, box.record(pair)).essence == sleeper.essence
+    assert box.state(pair) is state
+    box.wake_and_answer(pair)
+
+
+@BOTH
+@ASLEEP
+@MODES
 def test_a_genuine_segment_with_a_vlan_tag_wakes_and_arrives(
     box: EngineLab, family: int, state: State, mode: str
 ) -> None:

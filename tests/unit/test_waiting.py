@@ -12,10 +12,11 @@ from errno import EADDRINUSE, EADDRNOTAVAIL, EBUSY, ENODEV
 import pytest
 
 from appliance.box.reachability import UnreachableError
+from appliance.box.vlans import Vlan
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control.config import Config, Service, parse
-from control.daemon import engine_setup
+from control.daemon import engine_setup, vlans
 from control.daemon import waiting as waiting_module
 from control.daemon.engine_setup import EngineSetup
 from control.daemon.error import DaemonError
@@ -52,6 +53,7 @@ class Machine(FakeEngine):
         self.addresses = {"192.0.2.1"}
         self.routes = {"10.0.0.2": "wan0"}
         self.attached: list[tuple[str, bool]] = []
+        self.vlans: list[tuple[int, ...]] = []
         self.error = 0
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
@@ -61,6 +63,9 @@ class Machine(FakeEngine):
             raise EngineError("another XDP program", self.error)
         self.attached.append((ifname, servers))
         return "native"
+
+    def vlan(self, *what: int) -> None:
+        self.vlans.append((len(self.attached), *what))
 
     def add_service(self, spec: ServiceSpec) -> None:
         if spec.listen not in self.addresses:
@@ -118,6 +123,19 @@ def test_interfaces_addresses_and_routes_are_waited_for_and_the_rest_goes_on(mac
     assert [spec.index for spec in machine.services] == [1, 2, 3]
     assert machine.attached == [("wan0", False), ("late0", False), ("lan0", True)]
     assert not waiting.again()
+
+
+def test_vlan_devices_are_told_before_an_interface_is_heard_and_followed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = {Vlan(2, 0x8100, 7): 3}
+    monkeypatch.setattr(vlans, "vlans", lambda: dict(here))
+    waiting = Waiting()
+    begin(machine, parse(TEXT), waiting)
+    assert machine.vlans == [(0, 2, 0x8100, 7, 3)]
+    here.clear()
+    waiting.look()
+    assert machine.vlans[1:] == [(1, 2, 0x8100, 7, 0)]
 
 
 def test_an_interface_that_has_gone_is_waited_for_and_one_that_was_made_anew_is_attached_to_again(
