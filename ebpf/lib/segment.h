@@ -11,7 +11,7 @@
 
 /* Sum of the pseudo-header (RFC 9293 3.1, RFC 8200 8.1). Direction does not matter to it. IPv4-mapped prefixes are
  * left out. */
-static __always_inline __s64 pseudo_sum(const struct roost_key *key, int v6, __u32 l4_length) {
+static __noinline __s64 pseudo_sum(const struct roost_key *key, int v6, __u32 l4_length) {
     __be32 tail[2] = {bpf_htonl(l4_length), bpf_htonl(IPPROTO_TCP)};
     __s64 sum = bpf_csum_diff(0, 0, tail, sizeof(tail), 0);
     if (v6)
@@ -70,9 +70,39 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
     return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, 64, 0));
 }
 
+struct sum_walk {
+    struct xdp_md *ctx;
+    __u32 at, left;
+    __s64 sum;
+};
+
+/* The next 64 bytes of a segment, or what is left of it; a callback of bpf_loop: 1 ends the walk. */
+static long sum_next(__u32 i, struct sum_walk *walk) {
+    __be32 piece[16] = {};
+    __u32 size = walk->left < sizeof(piece) ? walk->left : sizeof(piece);
+    KEEP(size);
+    if (size - 1 >= sizeof(piece) || bpf_xdp_load_bytes(walk->ctx, walk->at, piece, size))
+        return 1;
+    walk->sum = bpf_csum_diff(0, 0, piece, sizeof(piece), walk->sum);
+    walk->at += size;
+    walk->left -= size;
+    return 0;
+}
+
+/* Whether all of a segment is there, and its checksum right. */
+GLOBAL int sums_up(struct xdp_md *ctx, const struct packet *p) {
+    __u16 check;
+    if (!p || bpf_xdp_load_bytes(ctx, p->l4 + __builtin_offsetof(struct tcphdr, check), &check, sizeof(check)))
+        return 0;
+    __s64 pseudo = pseudo_sum(&p->key, p->v6, p->l4_length);
+    struct sum_walk walk = {ctx, p->l4, p->l4_length, pseudo};
+    bpf_loop((1 << 16) / 64, sum_next, &walk, 0);
+    return !walk.left && (!fold(walk.sum) || is_left_to_interface(check, pseudo));
+}
+
 /* The segment, or what the first of its fragments has of it: 1 good, 0 malformed (truncated, impossible header length),
- * -1 bad checksum. Only what is short enough to be answered from the record, and whole, is summed here; the engine sums
- * what it is handed before it believes it. */
+ * -1 bad checksum. Only what is short enough to be answered from the record, and whole, is summed here; sums_up()
+ * tells of the rest. */
 GLOBAL int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
     struct option_walk walk = {}; /* its buffer is all that the stack has room for */
     __u32 frame = bpf_xdp_get_buff_len(ctx);

@@ -83,7 +83,7 @@ static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const s
     do {                                                                                                               \
         f = bpf_ringbuf_reserve(&ring, sizeof(*f) + (room), 0);                                                        \
         if (!f)                                                                                                        \
-            goto full;                                                                                                 \
+            goto counts;                                                                                               \
         if (length < ETH_HLEN || length > (room) || bpf_xdp_load_bytes(ctx, 0, f->data, length))                       \
             length = 0;                                                                                                \
     } while (0)
@@ -92,12 +92,16 @@ static __always_inline long load_ack(struct xdp_md *ctx, const struct packet *p,
     return bpf_xdp_load_bytes(ctx, p->l4 + __builtin_offsetof(struct tcphdr, ack_seq), ack, sizeof(*ack));
 }
 
-/* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
+/* Hands the frame to the engine. What is damaged, or forged with the right numbers, takes no room in the ring. A full ring
+ * costs the sender a retransmission, nothing else: no state was changed. */
 GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
     if (!p)
         return XDP_DROP;
-    __u32 length = bpf_xdp_get_buff_len(ctx);
+    __u32 length = bpf_xdp_get_buff_len(ctx), what = ROOST_N_BAD_CHECKSUM;
     struct roost_frame *f;
+    if (!sums_up(ctx, p))
+        goto counts;
+    what = ROOST_N_RING_FULL;
     if (length <= ROOST_FRAME_SMALL || length > ROOST_FRAME_LARGE)
         INTO_RING(ROOST_FRAME_SMALL);
     else if (length <= ROOST_FRAME_MAX)
@@ -118,10 +122,9 @@ GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
     f->why = why;
     f->l3 = p->l3;
     bpf_ringbuf_submit(f, 0);
-    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_CANDIDATE ? ROOST_N_CANDIDATES : ROOST_N_HELD);
-    return XDP_DROP;
-full:
-    count(ROOST_N_RING_FULL);
+    what = why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_CANDIDATE ? ROOST_N_CANDIDATES : ROOST_N_HELD;
+counts:
+    count(what);
     return XDP_DROP;
 }
 

@@ -11,6 +11,7 @@
  *     SYN said
  *     a frame for a connection in the table never passes, nor does one for a key that may be asleep without a slot,
  *     known strangers excepted: that one is handed over, whole
+ *     what is handed over has a good checksum; what has not is dropped
  *     a frame of a VLAN that has no device on its interface passes unchanged, too
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so; and it
  *     is counted when it leaves, and not when a frame can become no answer for want of room
@@ -242,8 +243,19 @@ static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tag
           "a probe went out with another Ethernet header");
 }
 
+/* Whether all of a segment is there, and its TCP checksum good. */
+static bool sums(const uint8_t *frame, size_t length, const struct tuple *t) {
+    const uint8_t *ip = frame + t->l3;
+    return t->l4 + t->l4_length <= length &&
+           reference_tcp_good(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length);
+}
+
 static void claim_handed_over(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
                               uint8_t why) {
+    if (!sums(frame, length, t)) {
+        claim_dropped(o, "bad checksum");
+        return;
+    }
     claim(o->action == XDP_DROP, "verdict %d for a frame to be handed over", o->action);
     claim(host.records == !host.ring_full, "%d records for a frame to be handed over", host.records);
     if (!host.records)
@@ -346,9 +358,8 @@ static const char *fault_of(const uint8_t *frame, size_t length, const struct tu
         return "malformed";
     if (t->l4 > 512) /* no sender makes such a header */
         return "its header is too long";
-    bool summed = t->l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
-    if ((!t->v6 && reference_sum(ip, t->l4 - t->l3, NULL, 0)) ||
-        (summed && !reference_tcp_good(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length)))
+    bool summed = t->l4_length <= 61; /* longer ones where they are handed over: none is answered as a probe */
+    if ((!t->v6 && reference_sum(ip, t->l4 - t->l3, NULL, 0)) || (summed && !sums(frame, length, t)))
         return "bad checksum";
     return NULL;
 }

@@ -31,6 +31,14 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "a long segment is handed over whatever its checksum",
+        "xdp",
+        "ebpf/lib/segment.h",
+        "return !walk.left && (!fold(walk.sum) || is_left_to_interface(check, pseudo));",
+        "return !walk.left;",
+        "bad checksum",
+    ),
+    Mutant(
         "a frame of a VLAN that has no device is looked into",
         "xdp",
         "ebpf/xdp/inactive.bpf.c",

@@ -117,6 +117,12 @@ def _xdp() -> dict[str, bytes]:
     seeds["left-to-interface"] = b"".join(
         do_frame + frame(c, seq=-1, payload=c, wrong=LEFT_TO_INTERFACE) for c in everybody
     )
+    for size in (1, 57, 100, 200):
+        seeds[f"long-wrong-{size}"] = b"".join(
+            do_frame + frame(c, payload=size, wrong=wrong, tail=b"\1")
+            for c in everybody
+            for wrong in (0, 1, 64)[c % 3 :]
+        )
     seeds["cut"] = b"".join(do_frame + frame(c, wrong=64, payload=c, tail=bytes([4 * c])) for c in everybody)
     seeds["tcp-options"] = do_frame + frame(0, seq=-1, options=b"\3\x0a\1\1\x05\x02\x08\x0a\0\0\0\1")
     seeds["phases"] = b"".join(

@@ -76,6 +76,6 @@ def test_a_long_segment_that_was_damaged_or_forged_wakes_nobody(box: EngineLab, 
         wire.send_raw([damaged(whole)])
         wire.send(sleeper.ip() / sleeper.tcp(ack=1, flags="PA") / Raw(bytes(8000)))
         assert not [reply for reply in wire.replies(sleeper) if "R" in str(reply[TCP].flags)]
-    box.wait(lambda: box.stat("frames_bad") == 1, "the damaged one is seen")
+    box.wait(lambda: box.stat("bad_checksum") == 1, "the damaged one is seen")
     assert box.state(pair) is State.IDLE
     box.wake_and_answer(pair, 8000)

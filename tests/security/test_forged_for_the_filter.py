@@ -20,7 +20,7 @@ from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive
 from tests.lab.forged import forged
 from tests.lab.test_relay import rss_bytes
-from tests.lab.wire import Sleeper, Wire
+from tests.lab.wire import Sleeper, Wire, damaged
 from tests.security.test_exotic_packets import in_fragments
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -134,10 +134,15 @@ def test_what_cannot_be_handed_over_moves_a_sleeper_only_with_its_number(
 def test_a_segment_with_a_bad_checksum_changes_nothing(box: BareSleep, family: int) -> None:
     pair = box.let_sleep(family)
     sleeper = sleeper_of(box, pair)
+    frames = []
     with Wire(box) as wire:
-        wire.send(sleeper.ip() / sleeper.tcp(flags="PA", chksum=0x1234) / Raw(b"evil"))
+        for payload in (b"", b"evil", b"evil" * 25, b"evil" * 349, b"odd" * 333):
+            frames.append(wire.frame(sleeper.ip() / sleeper.tcp(flags="PA") / Raw(payload)))
+            wire.send_raw([damaged(frames[-1]), frames[-1][:-1]])
         assert wire.replies(sleeper) == []
-    assert (box.stat("perhaps_asked"), box.slots, box.members) == (0, 0, 1), "nor is the database asked"
+    assert box.stat("bad_checksum") == 2 * len(frames)
+    assert (box.stat("frames_perhaps"), box.stat("perhaps_asked")) == (0, 0), "the engine hears nothing of it"
+    assert (box.slots, box.members) == (0, 1)
     assert box.state(pair) is State.SLEEP
     box.wake_and_answer(pair)
 

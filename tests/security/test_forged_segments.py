@@ -21,10 +21,12 @@ from scapy.packet import Raw
 from appliance.wire import EventType
 from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
-from tests.lab.wire import MOD, Sleeper, Wire
+from tests.lab.wire import MOD, Sleeper, Wire, damaged
 
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 BOTH = pytest.mark.parametrize("family", [4, 6])
+LONG = (30, 42, 43, 44, 100, 128, 500, 1399, 1400)
+"""Bytes of payload: with a header of 20 or 32 bytes more than XDP sums of every segment, odd and even."""
 CHALLENGE_TICK_S = 0.512  # inactive.bpf.c: one challenge ACK for each connection and tick
 
 
@@ -166,6 +168,25 @@ def test_a_segment_with_a_wrong_tcp_checksum_is_as_if_it_had_not_come(
     target.assert_unmoved()
     assert Sleeper(target.pair, target.box.record(target.pair)).heard_s == heard, "nobody was heard"
     target.assert_lives()
+
+
+@BOTH
+@ASLEEP
+def test_a_long_segment_with_a_wrong_checksum_comes_no_farther_than_xdp(aim: Aim, family: int, state: State) -> None:
+    """With the right numbers, too, it takes no room in the ring."""
+    target = aim(family, state)
+    frames = [target.wire.frame(target.segment(random.randbytes(size), flags="PA")) for size in LONG]
+    for frame in frames:
+        last = bytearray(frame)
+        last[-1] ^= 1
+        target.wire.send_raw([damaged(frame), bytes(last)])
+    assert target.wire.replies(target.sleeper) == []
+    counted = [target.box.stat(name) for name in ("bad_checksum", "frames_woke", "frames_bad")]
+    assert counted == [2 * len(frames), 0, 0]
+    target.assert_unmoved()
+    target.wire.send_raw(frames[-1:])
+    target.box.wait(lambda: target.box.stat("frames_woke") == 1, "a good one wakes")
+    target.box.wait_state(target.pair, State.ACTIVE)
 
 
 @ASLEEP
