@@ -30,7 +30,7 @@ static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const stru
 static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, struct roost_ka *slot, bool *speaks) {
     struct roost_segment segment;
     *speaks = false;
-    if (f->why == ROOST_WHY_GUARD)
+    if (f->why == ROOST_WHY_FRAGMENT)
         return true;
     if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
         return true;

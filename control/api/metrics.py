@@ -163,7 +163,7 @@ COUNTERS: Final = (
     ("ring_full", "counters.ring_full", "Frames lost for want of room in the ring."),
     ("replays_failed", "counters.replay_failed", "Held frames that could not be given to the stack."),
     ("resets_guarded", "counters.rst_guarded", "RSTs of the kernel to sleeping connections, kept back."),
-    ("guard_woke", "counters.guard_woke", "Connections woken by what the kernel was about to send."),
+    ("fragments_woke", "counters.fragments_woke", "Connections woken by the first fragment of a segment."),
     ("table_full", "counters.table_full", "Connections that could not fall asleep for want of room."),
     ("table_inserts_refused", "counters.table_refused", "Inserts for which a table had no place."),
     ("tables_grown", "counters.tables_grown", "Tables that grew."),

@@ -10,13 +10,11 @@
 
 /* Why a frame was handed to the engine. */
 enum roost_why {
-    ROOST_WHY_HOLD = 1,   /* the connection was being moved when it came */
-    ROOST_WHY_WAKE = 2,   /* judged WAKE */
-    ROOST_WHY_LOCAL = 4,  /* for a leg of this machine's own: the engine judges it */
-    ROOST_WHY_GUARD = 3,  /* no frame: the stack answered one with an RST that the guard stopped (exotic headers, tiny
-                           fragments), or it was the first of several fragments. The RST's numbers, or the fragment's,
-                           prove that it was genuine. The client retransmits. */
-    ROOST_WHY_ANSWER = 6, /* to be answered, and XDP has no way for that (ebpf/xdp/way.h), or no room */
+    ROOST_WHY_HOLD = 1,      /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2,      /* judged WAKE */
+    ROOST_WHY_LOCAL = 4,     /* for a leg of this machine's own: the engine judges it */
+    ROOST_WHY_FRAGMENT = 3,  /* no frame: it was the first of several fragments, judged WAKE. The client retransmits. */
+    ROOST_WHY_ANSWER = 6,    /* to be answered, and XDP has no way for that (ebpf/xdp/way.h), or no room */
     ROOST_WHY_CANDIDATE = 5, /* in no table, and a hit in the filter (ebpf/shared/filter.h). Without a frame: as above,
                            but nothing is proved */
 };
@@ -100,7 +98,7 @@ enum roost_counter { /* names: cext/stats.c */
     ROOST_N_RING_FULL,
     ROOST_N_OVERSIZE,
     ROOST_N_RST_GUARDED,
-    ROOST_N_GUARD_WOKEN,
+    ROOST_N_FRAGMENT_WOKEN,
     ROOST_N_COOKIES,
     ROOST_N_BORN4,
     ROOST_N_BORN6,

@@ -4,11 +4,10 @@
  *
  * Such an RST means that a packet of a sleeping connection reached the stack: a reassembled fragment, a packet that
  * passed XDP just before the mark. The kernel takes the RST's sequence number from the packet's acknowledgement
- * (RFC 9293 3.10.7.1), so if it is exactly our snd_nxt, its sender sees the connection: wake it,
- * and the retransmission finds a socket.
+ * (RFC 9293 3.10.7.1), and nothing in it tells of the packet's own: it proves too little to wake.
  *
  * Nor does one leave for a candidate of the filter: where the number is right, the engine puts its connection back into the
- * table, and the retransmission is judged there. An RST that the stack sends without a socket has either no ACK or the sequence number 0; a
+ * table, and what comes next is judged there. An RST that the stack sends without a socket has either no ACK or the sequence number 0; a
  * socket's own has both, and goes out (the key may be a false positive).
  */
 #include "ebpf/lib/ctx_skb.h"
@@ -44,12 +43,6 @@ int roost_guard(struct __sk_buff *skb) {
         report(&key, bpf_ntohl(tcp->seq), ROOST_WHY_CANDIDATE);
         return TC_ACT_SHOT;
     }
-    struct roost_ka *slot = found.slot;
-
     count(ROOST_N_RST_GUARDED);
-    __u32 phase = ROOST_PHASE(slot->ctl);
-    if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp->seq) == slot->snd_nxt &&
-        report(&key, slot->snd_nxt, ROOST_WHY_GUARD))
-        count(ROOST_N_GUARD_WOKEN);
     return TC_ACT_SHOT;
 }

@@ -2,8 +2,7 @@
 /*
  * XDP: the front door of inactive connections. Everything that is not TCP, not for a connection in the table, or not
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
- * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nothing) is stopped and noticed by
- * guard.bpf.c.
+ * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nothing) is stopped by guard.bpf.c.
  */
 #include "maps.h"
 #include "outbox.h"
@@ -267,8 +266,8 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
     case ROOST_V_HOLD:
         return XDP_DROP;
     case ROOST_V_WAKE:
-        if (report(&p->key, s.ack, ROOST_WHY_GUARD))
-            count(ROOST_N_WOKEN);
+        if (report(&p->key, s.ack, ROOST_WHY_FRAGMENT))
+            count(ROOST_N_FRAGMENT_WOKEN);
         return XDP_DROP;
     default:
         return XDP_PASS;

@@ -49,7 +49,7 @@ SPOOFED_ADDRESSES = 1_000_000
 ALONE_S = 3.0
 WANTED_PER_S = 2_000_000
 RATIO = Target(at_most=2)
-AWAKENINGS = ("frames_woke", "guard_woke", "thawed", "born_spoke")
+AWAKENINGS = ("frames_woke", "fragments_woke", "thawed", "born_spoke")
 TAKEN = {
     "syn": ("syn_cookies", "born_refused"),
     "segment": ("challenge_acks", "challenge_acks_limited", "segments_dropped"),

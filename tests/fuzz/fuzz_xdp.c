@@ -687,7 +687,7 @@ static void check_fragment(const uint8_t *frame, size_t length, const struct tup
         return;
     const struct roost_frame *f = host.record[0].data;
     claim(!memcmp(&f->key, &t->key, sizeof(f->key)) && !f->length, "a fragment was told of under another key");
-    claim(f->why == (wakes ? ROOST_WHY_GUARD : ROOST_WHY_CANDIDATE), "a fragment was told of as %u", f->why);
+    claim(f->why == (wakes ? ROOST_WHY_FRAGMENT : ROOST_WHY_CANDIDATE), "a fragment was told of as %u", f->why);
 }
 
 static void check(const uint8_t *frame, size_t length) {

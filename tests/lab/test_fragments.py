@@ -46,7 +46,7 @@ def test_a_client_that_speaks_in_fragments_is_heard(box: EngineLab, family: int,
     box.to(pair, state)
     sleeper = Sleeper(pair, box.record(pair))
     say_in_fragments(box, sleeper, lambda: receive(box.accept(family), len(DATA)))
-    assert (box.stat("frames_woke"), box.stat("guard_woke")) == (1, 0)
+    assert (box.stat("fragments_woke"), box.stat("frames_woke"), box.stat("rst_guarded")) == (1, 0, 0)
 
 
 @BOTH
