@@ -20,17 +20,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from appliance.bounds import CrowdedError, source_of
+from appliance.bounds import AtOnce, CrowdedError, source_of
 from appliance.frontends.connect import ConnectHandshake
 from appliance.frontends.handshake import (
+    BEYOND,
     CROWDED,
     ENDED,
     FAILED,
     LATE,
+    MANY,
     OVERLOADED,
     Answer,
     Handshake,
@@ -51,6 +53,9 @@ LINGER_BYTES: Final = 64 * 1024
 
 MAX_HANDSHAKES: Final = 1024
 """Servers whose request is being read or whose client is being woken."""
+
+MAX_OF_SOURCE: Final = 128
+"""Of those, of one IPv4 address or /64 of IPv6, whose request is being read."""
 
 MAX_TURNED_AWAY: Final = 256
 """Servers beyond them that are heard out, to be refused in the protocol they speak; what comes then is closed."""
@@ -84,6 +89,9 @@ class Settings:
     max_turned_away: int = MAX_TURNED_AWAY
     released_s: float = 300.0
     max_released: int = MAX_RELEASED
+    max_of_source: int = MAX_OF_SOURCE
+    may_attach: Callable[[str], bool] = lambda address: True
+    """Whether one more connection from this address is within the limits."""
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -106,9 +114,12 @@ def bind(address: str, port: int) -> socket.socket:
 class _Call:
     """One server's connection during its handshake."""
 
-    def __init__(self, server: socket.socket, overloaded: bool) -> None:
+    def __init__(self, server: socket.socket, source: str, turned_away: Refusal | None) -> None:
         self.server = server
-        self.overloaded = overloaded
+        self.source = source
+        self.turned_away = turned_away
+        self.asks = turned_away is None
+        """It counts as one of its source that may ask for something."""
         self.handshake: Handshake | None = None
         self.protocol = ""
         """One of Settings.protocols."""
@@ -134,15 +145,14 @@ class _Call:
                 await loop.sock_sendall(self.server, event.data)
             elif isinstance(event, Refusal):
                 return event
-            elif self.overloaded:
-                return OVERLOADED
+            elif self.turned_away:
+                return self.turned_away
             elif isinstance(event, Request):
                 return event
             else:
                 assert settings.users is not None, "no credentials are asked for"
-                source = source_of(self.server.getpeername()[0])
                 try:
-                    handshake.authenticated(await settings.users.check(event, source))
+                    handshake.authenticated(await settings.users.check(event, self.source))
                 except CrowdedError:
                     return CROWDED
 
@@ -174,6 +184,7 @@ class Frontend:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._turned_away: set[asyncio.Task[None]] = set()
         self._released: set[asyncio.Task[None]] = set()
+        self._asking = AtOnce(settings.max_of_source)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = {"attached": 0, "refused": 0, "dropped": 0, "released": 0}
         """Servers since the start; dropped: those that were too many even to be told so; released: those that have
@@ -238,10 +249,11 @@ class Frontend:
         if self._settings.users is not None:
             self._settings.users.close()
 
-    def _begin(self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) -> None:
+    def _begin(self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         among.add(task)
         task.add_done_callback(among.discard)
+        return task
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -257,13 +269,33 @@ class Frontend:
             self._begin_serving(server)
 
     def _begin_serving(self, server: socket.socket) -> None:
-        if len(self._handshakes) < self._settings.max_handshakes:
-            self._begin(self._serve(_Call(server, overloaded=False)), self._handshakes)
+        try:
+            address = server.getpeername()[0]
+        except OSError:  # it has gone
+            server.close()
+            return
+        source, refusal = source_of(address), None
+        if not self._settings.may_attach(address):
+            refusal = BEYOND
+        elif len(self._handshakes) >= self._settings.max_handshakes:
+            refusal = OVERLOADED
+        elif not self._asking.begin(source):
+            refusal = MANY
+        call = _Call(server, source, refusal)
+        if refusal is None:
+            task = self._begin(self._serve(call), self._handshakes)
+            task.add_done_callback(lambda _: self._has_asked(call))  # it may be cancelled before it begins
         elif len(self._turned_away) < self._settings.max_turned_away:
-            self._begin(self._serve(_Call(server, overloaded=True)), self._turned_away)
+            self._begin(self._serve(call), self._turned_away)
         else:
             self.counts["dropped"] += 1
             server.close()
+
+    def _has_asked(self, call: _Call) -> None:
+        """It is none of those any more that its source may have without a request."""
+        if call.asks:
+            call.asks = False
+            self._asking.end(call.source)
 
     async def _serve(self, call: _Call) -> None:
         try:
@@ -284,10 +316,12 @@ class Frontend:
 
     async def _outcome(self, call: _Call) -> Refusal | None:
         try:
-            async with asyncio.timeout(TURN_AWAY_S if call.overloaded else self._settings.handshake_s):
+            async with asyncio.timeout(TURN_AWAY_S if call.turned_away else self._settings.handshake_s):
                 asked = await call.negotiate(self._settings)
         except TimeoutError:
             return LATE
+        finally:
+            self._has_asked(call)
         if isinstance(asked, Refusal):
             return asked
         assert call.handshake is not None, "it has asked for something"

@@ -49,10 +49,10 @@ class Limits(Section):
         description="clients that wake their connections; what is beyond it is dropped, and TCP says it again",
     )
     attaches: tuple[Rate, Rate] = Field(
-        (1000, 2000), description="connections of servers at `[attach]`; one beyond it is reset"
+        (1000, 2000), description="connections of servers at `[attach]`; one beyond it is refused (429)"
     )
     agents: tuple[Rate, Rate] = Field(
-        (20, 40), description="connections of agents that have not said which they are; one beyond it is reset"
+        (100, 200), description="connections of agents that have not said which they are; one beyond it is reset"
     )
 
     @model_validator(mode="after")

@@ -105,7 +105,7 @@ class Serving:
         if self._end.reason or self._end.has_come:
             return
         self._watch()
-        frontend = self._frontend = make_frontend(self._reach.attaching, self._config.attach)
+        frontend = self._frontend = make_frontend(self._reach.attaching, self._config.attach, self._reach.may_attach)
         self._reach.begin()
         listening = self._facts["attach"] = self._reach.tickets.listening
         listening += (list(frontend.serve(one)) for one in self._listeners.attach)
@@ -234,11 +234,12 @@ def _tell_of_defect(task: asyncio.Task[None]) -> None:
         log.error("a part of the daemon ended", exc_info=error)
 
 
-def make_frontend(attaching: Attaching, attach: Attach) -> Frontend:
+def make_frontend(attaching: Attaching, attach: Attach, may_attach: Callable[[str], bool]) -> Frontend:
     """The front end that serves `[attach]`."""
     hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
     users = Users(hashes) if attach.auth == "password" else None
-    return Frontend(attaching, Settings(attach.timeout, attach.protocols, users, released_s=attach.released_for))
+    settings = Settings(attach.timeout, attach.protocols, users, released_s=attach.released_for, may_attach=may_attach)
+    return Frontend(attaching, settings)
 
 
 def told(service: Service) -> str:

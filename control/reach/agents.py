@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import VERSION, ProtocolError
 from appliance.bounds import Turns
-from appliance.wire import Command, Event, Key, Op
+from appliance.wire import Command, Event, Key, Limited, Op, unpack_address
 from control.clients.registry import Gift, Named, Registry, RegistryError
 from control.core.logs import about
 from control.core.ports import CommandsPort, EnginePort
@@ -125,6 +125,8 @@ class Agents:
 
     async def _introduce(self, link: Link) -> None:
         """The first message of a connection."""
+        if not self._engine.within_limit(Limited.AGENTS, unpack_address(link.key.client)):
+            raise ProtocolError("its source does more than [limits] agents allows")
         async with asyncio.timeout(self._settings.hello_s):
             if not link.waiting and not (await link.readable()):
                 raise ProtocolError("it said nothing")

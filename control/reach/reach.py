@@ -7,8 +7,9 @@ import logging
 import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
-from appliance.wire import Event
+from appliance.wire import Event, Limited
 from control.clients.locate import Locator
 from control.clients.registry import Registry
 from control.config import Config, Service
@@ -73,6 +74,7 @@ class Reach:
             self._dialler = Dialler(policy, engine, dispatcher, dialled_by, self.dialled, locator.addresses.has)
         absent = Absent(policy, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
+        self.may_attach = partial(engine.within_limit, Limited.ATTACHES)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)
         self.tickets = Tickets(self.attaching, locator, config.attach)
 

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import pytest
 from scapy.layers.inet import TCP
 
+from appliance.lab import Lab, wait_until
+from appliance.lab.lab import endpoint
 from appliance.wire import Born, Bounds, Limited
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab
@@ -170,3 +175,41 @@ def test_those_that_fill_the_table_and_say_nothing_make_room_for_others(family: 
         assert 20 <= expired <= 41
         assert box.stat("born") == crowd - expired
         are_served()
+
+
+def test_the_daemon_counts_what_is_beyond_its_limits_and_says_whose_it_was() -> None:
+    """Of attaches and agents, too; a reload gives it other limits."""
+    with Lab(clients=10) as lab:
+        lab.server(8000)
+        config = lab.config()
+        listen = endpoint(lab.address("box", "wan0"), 7100)
+        config["service"].append({"name": "agents", "listen": listen, "kind": "agents"})
+        config["agent"] = [{"name": "site", "token": "0" * 64, "clients": ["*"]}]
+        few = {"burst": 2, "attaches": [2, 0], "agents": [2, 0]}
+        daemon = lab.daemon({**config, "limits": few})
+
+        def ask(space: str, ifname: str, port: int, word: bytes) -> bytes:
+            with lab.enter(space):
+                sock = socket.create_connection((lab.address("box", ifname), port), 5)
+            with sock, suppress(ConnectionResetError):
+                sock.sendall(word)
+                return sock.recv(100)
+            return b"reset"
+
+        def all_of(port: int, word: bytes = b"") -> list[bytes]:
+            where = ("lan", "lan0") if port == 3128 else ("wan", "wan0")
+            return [ask(*where, port, word) for _ in range(12)]
+
+        request = b"CONNECT 192.0.2.1:7 HTTP/1.1\r\nHost: a\r\n\r\n"
+        answers = [answer[9:12] for answer in all_of(3128, request)]
+        assert answers[:4] == [b"404"] * 4
+        assert answers.count(b"429") >= 6
+        assert all_of(7100, b"{}\n") == [b"reset"] * 12  # none of them is an agent; some were not even asked
+        counters = daemon.status()["counters"]
+        assert (counters["attaches_limited"], counters["agents_limited"] >= 6) == (answers.count(b"429"), True)
+        whose = f"[limits] attaches allows; the last one was {lab.address('lan', 'eth0')}"
+        wait_until(lambda: whose in daemon.log_tail(200), 15, "the log says whose it was")
+        daemon.config.write_text(daemon.config.read_text().replace("attaches = [2, 0]", "attaches = [0, 0]"))
+        os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: "SIGHUP: policy taken over" in daemon.log_tail(), 5, "it is taken over")
+        assert {answer[9:12] for answer in all_of(3128, request)} == {b"404"}

@@ -102,6 +102,8 @@ class FakeEngine:
     own: Own = field(default_factory=Own)
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
     counted: dict[str, int] = field(default_factory=dict)
+    beyond: set[Limited] = field(default_factory=set)
+    """Limits that every source is beyond."""
     tallied: list[Tally] = field(default_factory=list)
     silent: dict[int, Silences] = field(default_factory=dict)
     entries: Sequence[RuleEntry] = ()
@@ -315,6 +317,9 @@ class FakeEngine:
         c = self.connections.get(k)
         by_number = c is not None and c.state is State.SLEEP and low_bits_of(c.record.ka) != 0
         return None if by_number and c is not None and c.id != number else self.find(k)
+
+    def within_limit(self, what: Limited, address: str) -> bool:
+        return what not in self.beyond
 
     def last_refused(self, what: Limited) -> str:
         return "192.0.2.9"

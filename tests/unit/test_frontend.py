@@ -321,6 +321,45 @@ def test_an_overloaded_front_end_works_out_no_hash() -> None:
     run(FakeAttacher(), work, users=Never({"a": cheap(b"b")}), max_handshakes=0)
 
 
+def test_a_source_that_asks_for_nothing_keeps_no_other_out() -> None:
+    """Of its connections so many wait for their requests; what comes then is refused, from elsewhere it is served."""
+
+    async def work(rig: Rig) -> None:
+        idle = [await rig.open() for _ in range(6)]
+        await asyncio.sleep(0.05)
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 429 ")
+        assert (await rig.ask(CONNECT, source="127.0.0.2")).startswith(b"HTTP/1.1 404 ")
+        for _, writer in idle:
+            writer.close()
+        await asyncio.sleep(0.05)
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 404 "), "their places are free again"
+
+    run(FakeAttacher(ENOENT), work, max_handshakes=5, max_of_source=4)
+
+
+def test_a_source_that_has_asked_may_wait_for_as_many_clients_as_others() -> None:
+    class Slow(FakeAttacher):
+        async def attach(self, *_: object) -> int:
+            await asyncio.sleep(0.2)
+            return ENOENT
+
+    async def work(rig: Rig) -> None:
+        said = await asyncio.gather(*(rig.ask(CONNECT) for _ in range(8)))
+        assert {answer[:12] for answer in said} == {b"HTTP/1.1 404"}
+
+    run(Slow(), work, max_of_source=8, max_handshakes=8)
+
+
+def test_a_source_beyond_its_limit_is_refused_in_its_protocol() -> None:
+    async def work(rig: Rig) -> None:
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 429 ")
+        assert await rig.ask(GREETING, SOCKS) == b"\x05\x00\x05\x01" + bytes(8)[:1] + b"\x01" + bytes(6)
+        assert (await rig.ask(CONNECT, source="127.0.0.2")).startswith(b"HTTP/1.1 404 ")
+        assert rig.frontend.counts["refused"] == 3
+
+    run(FakeAttacher(ENOENT), work, may_attach=lambda address: address != "127.0.0.1")
+
+
 def test_who_is_refused_and_does_not_leave_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontend, "LINGER_S", 0.1)
 
