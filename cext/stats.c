@@ -68,6 +68,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_WAKES_REFUSED] = "wakes_refused",
     [ROOST_E_STUCK_RESET] = "stuck_reset",
     [ROOST_E_WRITE_TIMEOUTS] = "write_timeouts",
+    [ROOST_E_CLIENTS_DENIED] = "clients_denied",
     [ROOST_E_CLIENTS_REFUSED] = "clients_refused",
     [ROOST_E_UNTALLIED] = "transitions_untallied",
 };
@@ -103,7 +104,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     value += ROOST_N_COUNT;
     roost_lock(e);
     for (int i = 0; i < ROOST_E_COUNT; i++)
-        *value++ = e->stat[i];
+        *value++ = e->stat[i] + (i == ROOST_E_CLIENTS_DENIED ? e->path.limits->births_denied : 0);
     *value++ = e->table.refused;
     *value++ = e->box.lost;
     *value++ = e->path.replay_failed;

@@ -147,6 +147,7 @@ class ServiceSpec:
     born_rate: int = 0
     born_silence_s: int = 0
     no_keepalives: bool = False
+    refuses: bool = False
     limits: tuple[Limit, ...] = ((0, 0),) * 3
     """Of births, handshakes and wakes (Limited)."""
 

@@ -233,6 +233,7 @@ enum roost_engine_counter {
     ROOST_E_WAKES_REFUSED,
     ROOST_E_STUCK_RESET,
     ROOST_E_WRITE_TIMEOUTS,
+    ROOST_E_CLIENTS_DENIED,
     ROOST_E_CLIENTS_REFUSED,
     ROOST_E_UNTALLIED, /* transitions and probes that snapshots do not have */
     ROOST_E_COUNT
@@ -302,6 +303,7 @@ struct roost_engine {
         uint64_t network, at_ms, random;
         bool v4;
     } crowd;
+    uint32_t limits_at; /* the next of the cells of limits that is cleaned */
     uint32_t worker_threads;
     uint32_t limit_us[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]; /* of struct roost_bounds */
     struct roost_spares spares;

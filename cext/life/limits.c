@@ -31,6 +31,19 @@ void roost_limits_bound(struct roost_limits *l, const struct roost_bounds *bound
     l->burst_us = bounds->burst_us;
 }
 
+void roost_limits_clean(struct roost_limits *l, uint32_t from, uint32_t now_us) {
+    for (uint32_t i = from; i < from + ROOST_LIMIT_CLEANED; i++) {
+        uint32_t due_us = __atomic_load_n(&l->due_us[i], __ATOMIC_RELAXED);
+        if (due_us && (int32_t)(due_us - now_us) < 0) /* XDP may have filled it meanwhile */
+            __atomic_compare_exchange_n(&l->due_us[i], &due_us, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+}
+
+void roost_limits_turn(struct roost_engine *e) {
+    roost_limits_clean(e->path.limits, e->limits_at, (uint32_t)(e->now_ms * 1000));
+    e->limits_at = (e->limits_at + ROOST_LIMIT_CLEANED) % ROOST_LIMIT_CELLS;
+}
+
 void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {
     roost_lock(e);
     roost_limits_bound(e->path.limits, bounds);

@@ -12,6 +12,11 @@ struct roost_engine;
 
 /* What is a source, and its burst. */
 void roost_limits_bound(struct roost_limits *l, const struct roost_bounds *bounds);
+#define ROOST_LIMIT_CLEANED 64
+/* Empties those of so many cells, from this one on, of which the next one was due before now. */
+void roost_limits_clean(struct roost_limits *l, uint32_t from, uint32_t now_us);
+/* The next ones, in each turn of the sweep: all of them within 13 s. */
+void roost_limits_turn(struct roost_engine *e);
 /* 0 or -EIO: no random secret. */
 int roost_limits_begin(struct roost_engine *e);
 /* XDP has those of births from now on. */

@@ -79,6 +79,11 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return;
     }
+    if (roost_class_of(e, roost_class_for(e, &key, s->index))->refuses) {
+        e->stat[ROOST_E_CLIENTS_DENIED]++;
+        roost_reset_fd(fd);
+        return;
+    }
     if (!roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
         roost_reset_fd(fd);
         return;

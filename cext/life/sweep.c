@@ -394,6 +394,7 @@ void roost_sweep_turn(struct roost_engine *e) {
         e->sweep_ms = e->now_ms + SLICE_MS;
         return; /* nor are there births then: nothing opens their gate again */
     }
+    roost_limits_turn(e);
     roost_sockets_turn(e); /* before the gate opens */
     roost_births_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);

@@ -106,6 +106,7 @@ COUNTERS: Final = (
     ("accepted", "counters.accepted", "Connections accepted, with a socket."),
     ("closed", "counters.closed", "Connections that were awake and ended."),
     ("clients_refused", "counters.clients_refused", "Clients reset as they connected: there was no server for them."),
+    ("clients_denied", "counters.clients_denied", "Clients reset as they connected: the policy serves none there."),
     ("beyond_limits", "counters.{limit:births|handshakes|wakes|attaches|agents}_limited",
      "What one source did beyond [limits], and was refused."),
     ("accept_pauses", "counters.accept_paused", "No new client was taken for want of descriptors."),

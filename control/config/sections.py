@@ -256,6 +256,12 @@ class Policy(Section):
     priority: Annotated[Literal["low", "normal", "high"], ToEngine("priority")] = Field(
         "normal", description="when too many connections are awake, those of a lower priority are frozen first"
     )
+    new_clients: Annotated[Literal["serve", "refuse"], ToEngine("refuses")] = Field(
+        "serve",
+        description="whether clients that connect are served, or reset; those that are connected stay. With rules for "
+        "networks this is a list of those that are refused, or of those alone that are not, see "
+        "[policy.md](policy.md#networks-that-are-refused)",
+    )
     connect_timeout: Annotated[Duration, ToEngine("connect_timeout_ms")] = Field(
         10.0, description="how long a link to the server is tried before the client is reset"
     )

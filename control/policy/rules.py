@@ -14,6 +14,7 @@ import difflib
 import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -44,8 +45,13 @@ OF_SERVERS: Final = ("on_server_close", "on_second_server")
 VALUES: Final = tuple(key for key in Policy.model_fields if key not in OF_THE_SERVICE)
 """Those that hold for a connection, and that a rule may give."""
 
-FOR_ALL_NAMES: Final = ("sleep_keepalive",)
-"""Those that no rule with `client` or `tag` gives: whether a sleeping connection needs its slot, where its group is."""
+FOR_ALL_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "sleep_keepalive": "a connection that has no slot has no name's values, either",
+        "new_clients": "a client that connects has no name yet",
+    }
+)
+"""Those that no rule with `client` or `tag` gives, and why."""
 
 NOBODY: Final[frozenset[str]] = frozenset()
 _MAPPED: Final = 0xFFFF << 32
@@ -120,8 +126,8 @@ class Rule(Policy):
             raise ValueError(f"`{wrong[0]}` is the service's, and the same for all of its clients: it belongs in "
                              "[[service]] or [policy] of the configuration")  # fmt: skip
         if self.by_name and (wrong := [key for key in FOR_ALL_NAMES if key in self.model_fields_set]):
-            raise ValueError(f"`{wrong[0]}` is not given by rules with `client` or `tag`: a connection that has no "
-                             "slot has no name's values, either; give it to a service or a network")  # fmt: skip
+            raise ValueError(f"`{wrong[0]}` is not given by rules with `client` or `tag`: {FOR_ALL_NAMES[wrong[0]]}; "
+                             "give it to a service or a network")  # fmt: skip
         if not self.values:
             raise ValueError(f"it gives no value; there are {', '.join(VALUES)}")
         return self

@@ -58,7 +58,8 @@ struct roost_class {        /* 64 bytes */
     __u8 second_server : 2;   /* enum roost_second_server: what becomes of one that wants a client which is linked */
     __u16 in_band_clients;    /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
     __u16 in_band_servers;    /* the same for servers */
-    __u16 service;            /* whose it is */
+    __u16 service : 15;       /* whose it is */
+    __u16 refuses : 1;        /* a client that connects is reset */
     __u32 least_quiet_ms;     /* an in-band request for a shorter interval (but never) is refused */
     __u16 least_probe_s;      /* likewise */
     __u16 awake_probe_s;      /* an awake connection's ends are probed so long after they were heard; 0 = never */

@@ -4,7 +4,8 @@
  * rest.
  *
  * A limit is a rate, with what was not used of it in the last burst_us (GCRA, ITU-T I.371 annex A): a cell says when the next one
- * is due, and one more is in order while that is not further ahead than the burst. So a cell is a word, and nothing ages by itself.
+ * is due, and one more is in order while that is not further ahead than the burst. So a cell is a word. Of one that is due the engine
+ * makes an empty one, 0, within seconds, for the clock of 32 bits comes round in 71 minutes.
  *
  * Cells have no keys. A source has two of them, by a keyed hash of its address or network, of what is limited and of the service;
  * the one that says less counts (a count-min sketch with conservative updates). So the memory is the same whatever comes, and no
@@ -49,7 +50,8 @@ struct roost_limits {
         __u64 last; /* which source was: the upper half of an IPv6 address, or 0xffff and an IPv4 one, network order */
     } refused[ROOST_LIMITED];
     __u32 burst_us;
-    __u32 births_refused_s;                                     /* CLOCK_MONOTONIC, when one was last */
+    __u32 births_refused_s; /* CLOCK_MONOTONIC, when one was last */
+    __u64 births_denied;    /* acknowledgements, by policy: struct roost_class, refuses */
     __u32 births_gap_us[ROOST_BIRTH_RATES][ROOST_LIMIT_LEVELS]; /* by the number of a service */
     __u32 due_us[ROOST_LIMIT_CELLS];
 };
@@ -65,11 +67,11 @@ roost_limit_cells(const struct roost_limits *l, __u32 what, __u32 service, __u32
 
 #define ROOST_LIMIT_CELL(cells, which) ((__u32)((which) ? (cells) >> 32 : (cells)) & (ROOST_LIMIT_CELLS - 1))
 
-/* How far ahead of now the next one of these cells is due, in us. */
+/* How far ahead of now the next one of these cells is due, in us. 0: at once; and of an empty cell. */
 static inline __attribute__((always_inline)) __u32 roost_limit_ahead(const struct roost_limits *l, __u32 cell,
                                                                      __u32 now_us) {
-    __u32 ahead = *(const volatile __u32 *)&l->due_us[cell] - now_us;
-    return ahead <= l->burst_us + ROOST_LIMIT_SLACK_US ? ahead : 0; /* it was due long ago */
+    __u32 due_us = *(const volatile __u32 *)&l->due_us[cell], ahead = due_us - now_us;
+    return due_us && ahead <= l->burst_us + ROOST_LIMIT_SLACK_US ? ahead : 0;
 }
 
 /* Whether another one from this address is in order; take: and it is counted. gap_us: of the limits of an address and of a network,
@@ -96,8 +98,9 @@ static inline __attribute__((always_inline)) int roost_limit_allows(struct roost
             continue;
         for (int which = 0; which < 2; which++) {
             __u32 cell = ROOST_LIMIT_CELL(cells[level], which);
+            __u32 due_us = now_us + ahead[level];
             if (roost_limit_ahead(l, cell, now_us) < ahead[level])
-                *(volatile __u32 *)&l->due_us[cell] = now_us + ahead[level];
+                *(volatile __u32 *)&l->due_us[cell] = due_us - !due_us; /* 0 is an empty one */
         }
     }
     return 1;

@@ -214,6 +214,18 @@ static __noinline int is_spent(__u64 hash, __u32 sent_ms) {
     return !cookies || roost_cookie_is_spent(cookies, hash, sent_ms);
 }
 
+/* Whether the policy of this class lets none connect. */
+static __noinline int is_denied(__u32 class) {
+    __u32 zero = 0;
+    const struct roost_class *policy = bpf_map_lookup_elem(&classes, &class);
+    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
+    if (!policy || !policy->refuses)
+        return 0;
+    if (l)
+        __sync_fetch_and_add(&l->births_denied, 1);
+    return 1;
+}
+
 /* Whether a client from this address may be born now (limit.h). At a SYN, whose source may be forged, nothing is counted, and it is
  * asked only while there are some that may not. */
 static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *client, __u64 now_ms, int syn) {

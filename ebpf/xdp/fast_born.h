@@ -218,7 +218,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     n->key.client_port = tcp->source;
     n->key.local_port = tcp->dest;
     ka->class = class_of_newborn(gate, birth, n->key.client);
-    if ((roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0)) ||
+    if ((roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0)) || is_denied(ka->class) ||
         !may_be_born(birth, n->key.client, now_ms, 0))
         return XDP_PASS;
     int there = insert4(cfg, n);

@@ -199,7 +199,7 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
             wrong_cookies(birth, ward.now_ms, 1);
         return XDP_PASS;
     }
-    if (!may_be_born(birth, p->key.client, ward.now_ms, 0))
+    if (is_denied(notes->born.ka.class) || !may_be_born(birth, p->key.client, ward.now_ms, 0))
         return XDP_PASS; /* the stack answers with an RST */
     int there = settle_in(cfg, p, &notes->born, birth);
     if (there > 0)

@@ -258,6 +258,11 @@ uint32_t roost_testing_limits_take(struct roost_limits_handle *h, const uint32_t
     return taken;
 }
 
+void roost_testing_limits_clean(struct roost_limits_handle *h, uint32_t now_us) {
+    for (uint32_t i = 0; i < ROOST_LIMIT_CELLS; i += ROOST_LIMIT_CLEANED)
+        roost_limits_clean(&h->limits, i, now_us);
+}
+
 uint32_t roost_testing_limit_cells(void) {
     return ROOST_LIMIT_CELLS;
 }

@@ -49,6 +49,7 @@ void roost_testing_limits_free(struct roost_limits_handle *h);
 /* count of them at once; how many were in order. */
 uint32_t roost_testing_limits_take(struct roost_limits_handle *h, const uint32_t gap_us[2], uint32_t what,
                                    uint32_t service, const uint8_t from[16], uint32_t now_us, uint32_t count);
+void roost_testing_limits_clean(struct roost_limits_handle *h, uint32_t now_us); /* all cells */
 uint32_t roost_testing_limit_cells(void);
 
 int roost_testing_checksums_good(const uint8_t *frame, uint32_t length, uint32_t l3);

@@ -25,6 +25,7 @@ struct still {
     struct roost_table_handle *table;
     struct roost_sockets sockets;
     struct roost_births_gate gate;
+    struct roost_limits limits;
     struct roost_probe probes[ROOST_PROBES];
     struct roost_runs run;
 };
@@ -42,6 +43,7 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
     d->raw4 = d->raw6 = -1;
     d->births_sockets = &s->sockets;
     d->births_gate = &s->gate;
+    d->limits = &s->limits;
     d->probes = s->probes;
     d->runs = &s->run;
     d->interfaces = 1;                  /* with native XDP */

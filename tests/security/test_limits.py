@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -17,7 +18,7 @@ from scapy.layers.inet import TCP
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.lab import endpoint
-from appliance.wire import Born, Bounds, Limited
+from appliance.wire import Born, Bounds, Limited, RuleEntry, pack_address
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab
 from tests.lab.handmade import LINUX, Handmade, hide
@@ -175,6 +176,45 @@ def test_those_that_fill_the_table_and_say_nothing_make_room_for_others(family: 
         assert 20 <= expired <= 41
         assert box.stat("born") == crowd - expired
         are_served()
+
+
+@BOTH
+@pytest.mark.parametrize("born", [Born.NEVER, Born.ALWAYS])
+def test_clients_of_a_network_that_is_refused_are_reset_and_those_that_are_there_stay(family: int, born: Born) -> None:
+    with EngineLab(service={"born": born}) as box, Wire(box) as wire:
+        hide(box.lab)
+
+        def connected(address: str = "") -> Handmade:
+            client = Handmade(wire, box.target(family))
+            client.address = address or client.address
+            client.syn()
+            client.ack()
+            return client
+
+        def server_of(client: Handmade) -> socket.socket | None:
+            client.say(b"word")
+            if not box.no_server_is_asked(family, 0.3):
+                server = box.accept(family)
+                assert server.recv(4) == b"word"
+                return server
+            assert "R" in {str(answer[TCP].flags)[0] for answer in client.all_heard()}
+            return None
+
+        there = connected()
+        server = server_of(there)
+        assert server
+        spec = box.spec(family)
+        network = pack_address("10.127.0.0" if family == 4 else "fd00:64::dead:0")
+        theirs, everybody = RuleEntry(spec.index, network, 112, 0), RuleEntry(spec.index, bytes(16), 0, 0)
+        one = RuleEntry(spec.index, pack_address(OTHER[family]), 128, 1)
+        for entries in ([theirs, one], [everybody, one]):
+            box.engine.set_rules(entries, [replace(spec, refuses=True), spec])
+            denied = box.stat("clients_denied")
+            assert not server_of(connected())
+            assert box.stat("clients_denied") > denied
+            assert server_of(connected(OTHER[family])), "the longer network decides"
+        there.say(b"more")
+        assert server.recv(4) == b"more"
 
 
 def test_the_daemon_counts_what_is_beyond_its_limits_and_says_whose_it_was() -> None:

@@ -25,6 +25,7 @@ from appliance.wire import (
     NO_REST,
     REST,
     ROW_BITS,
+    Bounds,
     Census,
     Command,
     EngineOptions,
@@ -201,6 +202,9 @@ class FakeEngine:
         specs = [spec for spec in (*self.services, *self.updates) if spec.index == service][-1:]
         marks = {server: up for index, server, up in self.marks if index == service}
         return [ServerStatus(s, marks.get(s, True), False, 0, 0, 0) for spec in specs for s in spec.servers]
+
+    def set_limits(self, bounds: Bounds) -> None:
+        pass
 
     def link_ports(self, first: int, last: int) -> None:
         pass

@@ -32,6 +32,10 @@ class Limits:
         packed = pack_address(address)
         return int(lib.roost_testing_limits_take(self.raw, gap_us, what, service, packed, now_us % 2**32, count))
 
+    def clean(self, now_us: int) -> None:
+        """As the engine does with all cells within some seconds."""
+        lib.roost_testing_limits_clean(self.raw, now_us % 2**32)
+
 
 @contextmanager
 def limits(burst_s: float = 1.0, secret: int = 1, ipv4: tuple[int, int] = (32, 24),
@@ -88,6 +92,29 @@ def test_services_and_kinds_are_limited_each_by_itself() -> None:
 def test_no_limit_is_none() -> None:
     with limits() as some:
         assert some.take((0, 0), "192.0.2.1", count=1_000_000) == 1_000_000
+
+
+@pytest.mark.parametrize("before_wrap_us", [0, 1, 9 * SECOND, 10 * SECOND, 10 * SECOND + 1, 11 * SECOND, 2**31])
+def test_a_source_that_was_never_seen_is_in_order_whatever_the_clock_says(before_wrap_us: int) -> None:
+    with limits(burst_s=10) as some:
+        assert some.take((SECOND, 0), "192.0.2.1", 2**32 - before_wrap_us, count=100) == 10
+
+
+@pytest.mark.parametrize("later_us", [2**32 - 10 * SECOND, 2**32 - 20 * SECOND, 2**32, 2**31, 60 * SECOND])
+def test_a_source_that_was_seen_a_turn_of_the_clock_ago_is_in_order(later_us: int) -> None:
+    """All of a fleet come at the same moment, and again 71 minutes later."""
+    with limits(burst_s=10) as some:
+        assert some.take((SECOND, 0), "192.0.2.1", 5, count=100) == 10
+        some.clean(60 * SECOND)
+        assert some.take((SECOND, 0), "192.0.2.1", 5 + later_us, count=100) == 10
+
+
+def test_what_is_still_ahead_is_not_forgotten() -> None:
+    with limits(burst_s=10) as some:
+        assert some.take((SECOND, 0), "192.0.2.1", 2**32 - 5 * SECOND, count=100) == 10
+        for now_us in range(2**32 - 5 * SECOND, 2**32 + 4 * SECOND, SECOND // 2):
+            some.clean(now_us)
+        assert some.take((SECOND, 0), "192.0.2.1", 2**32 + 3 * SECOND, count=100) == 8
 
 
 @dataclass

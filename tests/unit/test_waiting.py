@@ -14,7 +14,7 @@ import pytest
 from appliance.box.reachability import UnreachableError
 from appliance.box.vlans import Vlan
 from appliance.engine import EngineError
-from appliance.wire import ServiceSpec
+from appliance.wire import Bounds, ServiceSpec
 from control.config import Config, Service, parse
 from control.daemon import engine_setup, vlans
 from control.daemon import waiting as waiting_module
@@ -66,6 +66,9 @@ class Machine(FakeEngine):
 
     def vlan(self, *what: int) -> None:
         self.vlans.append((len(self.attached), *what))
+
+    def set_limits(self, bounds: Bounds) -> None:
+        pass
 
     def add_service(self, spec: ServiceSpec) -> None:
         if spec.listen not in self.addresses:
