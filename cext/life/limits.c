@@ -40,6 +40,8 @@ void roost_limits_clean(struct roost_limits *l, uint32_t from, uint32_t now_us) 
 }
 
 void roost_limits_turn(struct roost_engine *e) {
+    if (!e->path.limits->burst_us) /* there are none */
+        return;
     roost_limits_clean(e->path.limits, e->limits_at, (uint32_t)(e->now_ms * 1000));
     e->limits_at = (e->limits_at + ROOST_LIMIT_CLEANED) % ROOST_LIMIT_CELLS;
 }

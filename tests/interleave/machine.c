@@ -31,6 +31,7 @@ struct roost_engine engine;
 struct leg legs[CONNS];
 struct roost_births_gate gate = {.secret = {3, 4}, .open_until_s = 0x7fffffff, .services = 1};
 struct roost_cookies cookies;
+static struct roost_limits limits; /* all zeros: there are none */
 uint64_t counts[HOST_CPUS][ROOST_N_COUNT];
 bool flying[THREADS_MAX];
 
@@ -644,6 +645,7 @@ void engine_starts(void) {
     engine.path.out = outbox;
     engine.path.births_gate = &gate;
     engine.path.births_cookies = &cookies;
+    engine.path.limits = &limits;
     engine.by_index[PLAIN] = &engine.listener[0];
     engine.by_index[PERSISTENT] = &engine.listener[1];
     engine.listener[1].service.persistent = 1;
