@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * From a frame to a 4-tuple, for XDP and for tc: Ethernet, at most one VLAN tag, IPv4 with options or IPv6 with extension
+ * From a frame to a 4-tuple, for XDP and for tc: Ethernet, at most two VLAN tags, IPv4 with options or IPv6 with extension
  * headers, TCP. ctx_xdp.h or ctx_skb.h, included before, says how bytes are read.
  */
 #ifndef ROOST_PACKET_H
@@ -21,6 +21,7 @@
 #error "include ctx_xdp.h or ctx_skb.h first"
 #endif
 
+#define MAX_TAGS 2 /* IEEE 802.1ad: the provider's and the customer's */
 #define MAX_EXTENSION_HEADERS 6
 #define HEADERS_END 16383 /* behind six of the longest */
 
@@ -120,8 +121,8 @@ static __always_inline int parse_ip6(ROOST_CTX *ctx, struct packet *p, union hea
 static __always_inline const struct tcphdr *parse(ROOST_CTX *ctx, struct packet *p, union header *room) {
     __be16 proto = ctx_protocol(ctx);
     p->l3 = ETH_HLEN;
-    if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
-        const __be16 *tag = ctx_bytes(ctx, ETH_HLEN, room, 4);
+    for (int i = 0; i < MAX_TAGS && (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)); i++) {
+        const __be16 *tag = ctx_bytes(ctx, p->l3, room, 4);
         if (!tag)
             return 0;
         proto = tag[1];

@@ -40,7 +40,7 @@ static __always_inline void fill_tcp(struct reply_tcp *tcp, const struct packet 
  * program is small. */
 GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct reply *r) {
     struct {
-        __u8 l2[20];
+        __u8 l2[24];
         union {
             struct {
                 struct iphdr ip;
@@ -55,9 +55,10 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     if (!p || !r)
         return 0;
     __u32 l3_length = p->v6 ? 40 : 20, options = r->options_length > REPLY_OPTIONS ? REPLY_OPTIONS : r->options_length;
-    __u32 l4_length = 20 + options, l2 = p->l3 == 18 ? 18 : 14;
+    __u32 l4_length = 20 + options, l2 = p->l3;
 
-    if (l2 == 18 ? bpf_xdp_load_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_load_bytes(ctx, 0, reply.l2, 14))
+    KEEP(l2);
+    if (l2 < ETH_HLEN || l2 > sizeof(reply.l2) || bpf_xdp_load_bytes(ctx, 0, reply.l2, l2))
         return 0;
     if (r->routed) {
         __builtin_memcpy(reply.l2, r->mac, 12);
@@ -94,7 +95,8 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     __s32 length = l2 + l3_length + l4_length;
     if (ctx_lengthen(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
         return 0;
-    if (l2 == 18 ? bpf_xdp_store_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_store_bytes(ctx, 0, reply.l2, 14))
+    KEEP(l2);
+    if (l2 < ETH_HLEN || l2 > sizeof(reply.l2) || bpf_xdp_store_bytes(ctx, 0, reply.l2, l2))
         return XDP_DROP;
     __u32 rest = l3_length + l4_length;
     KEEP(rest);

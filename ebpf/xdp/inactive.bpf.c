@@ -2,7 +2,7 @@
 /*
  * XDP: the front door of inactive connections. Everything that is not TCP, not for a connection in the table, or not
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
- * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nothing) is stopped by guard.bpf.c.
+ * (more than two VLAN tags, exotic extension headers, fragments whose first one wakes nothing) is stopped by guard.bpf.c.
  */
 #include "maps.h"
 #include "outbox.h"

@@ -41,17 +41,21 @@ struct way {
     __u16 mac[6];     /* of a way that is here, as an Ethernet header has them */
 };
 
-/* The index of the interface that a frame came by; of a tagged one, that of its VLAN's device. 0: there is no such device,
- * and the kernel drops it. A tag with the id 0 is one of priority alone (IEEE 802.1Q 6.8). */
+/* The index of the interface that a frame came by; of a tagged one, that of its VLAN's device, which may be on another one's. 0: there
+ * is no such device, and the kernel drops it. A tag with the id 0 is one of priority alone (IEEE 802.1Q 6.8). */
 static __noinline __u32 came_by(struct xdp_md *ctx, const struct packet *p) {
-    __be16 tag[2]; /* protocol, and what is in it */
-    if (p->l3 == ETH_HLEN)
-        return ctx->ingress_ifindex;
-    if (bpf_xdp_load_bytes(ctx, ETH_HLEN - 2, tag, sizeof(tag)))
-        return 0;
-    struct roost_vlan vlan = {ROOST_VLAN_BITS, ctx->ingress_ifindex, tag[0], tag[1] & bpf_htons(ROOST_VLAN_ID)};
-    const __u32 *device = bpf_map_lookup_elem(&vlans, &vlan);
-    return device ? *device : vlan.id ? 0 : vlan.ifindex;
+    __u32 ifindex = ctx->ingress_ifindex;
+    for (__u32 i = 0, at = ETH_HLEN - 2; i < MAX_TAGS && at + 2 < p->l3; i++, at += 4) {
+        __be16 tag[2]; /* protocol, and what is in it */
+        if (bpf_xdp_load_bytes(ctx, at, tag, sizeof(tag)))
+            return 0;
+        struct roost_vlan vlan = {ROOST_VLAN_BITS, ifindex, tag[0], tag[1] & bpf_htons(ROOST_VLAN_ID)};
+        const __u32 *device = bpf_map_lookup_elem(&vlans, &vlan);
+        if (!device && vlan.id)
+            return 0;
+        ifindex = device ? *device : ifindex;
+    }
+    return ifindex;
 }
 
 GLOBAL int way_look_up(struct xdp_md *ctx, struct way *way) {

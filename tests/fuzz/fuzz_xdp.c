@@ -46,7 +46,8 @@ enum { /* what the input asks for */
     DOES
 };
 
-#define VLAN_DEVICE 30 /* of VLAN 7 (802.1Q) on interface 3 */
+#define VLAN_DEVICE 30  /* of VLAN 7 (802.1Q) on interface 3 */
+#define INNER_DEVICE 31 /* of VLAN 8 (802.1Q) on that one */
 
 static struct world world;
 static struct challenge_budget budget;
@@ -80,7 +81,10 @@ static void give_maps(void) {
     host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
     const struct roost_vlan seven = {ROOST_VLAN_BITS, 3, bpf_htons(0x8100), bpf_htons(7)};
     const __u32 device = VLAN_DEVICE;
+    const struct roost_vlan eight = {ROOST_VLAN_BITS, VLAN_DEVICE, bpf_htons(0x8100), bpf_htons(8)};
+    const __u32 inner = INNER_DEVICE;
     bpf_map_update_elem(&vlans, &seven, &device, 0);
+    bpf_map_update_elem(&vlans, &eight, &inner, 0);
 }
 
 /* Both services' clients may be born asleep, always or when there are more of them than so many in a tick. */
@@ -187,10 +191,14 @@ static void set_routes(bool neighbour, uint32_t ifindex) {
 
 /* Whose a frame is that came by interface 3. 0: it is of a VLAN that has no device there. */
 static uint32_t owner_of(const uint8_t *frame, const struct tuple *t) {
-    uint32_t id = get16(frame + 14) & 0xfff;
-    if (t->l3 == ETH_HLEN || !id)
-        return 3;
-    return get16(frame + 12) == 0x8100 && id == 7 ? VLAN_DEVICE : 0;
+    uint32_t owner = 3;
+    for (size_t at = 12; at + 2 < t->l3; at += 4) {
+        uint32_t id = get16(frame + at + 2) & 0xfff, wanted = owner == 3 ? 7 : owner == VLAN_DEVICE ? 8 : 0xfff;
+        if (id && (get16(frame + at) != 0x8100 || id != wanted))
+            return 0;
+        owner = !id ? owner : owner == 3 ? VLAN_DEVICE : INNER_DEVICE;
+    }
+    return owner;
 }
 
 /* Where an answer to such a frame goes. */
@@ -850,7 +858,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             host.ring_full = i & 1;
             host.no_tail_room = i & 2;
             host.no_head_room = i & 4;
-            set_routes(!(i & 8), i & 32 ? VLAN_DEVICE : i & 16 ? 9 : 3);
+            set_routes(!(i & 8), i & 64 ? INNER_DEVICE : i & 32 ? VLAN_DEVICE : i & 16 ? 9 : 3);
             break;
         case DO_ERRAND:
             errand(&in, frame);

@@ -47,11 +47,19 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "a VLAN in a VLAN is looked for on the interface",
+        "xdp",
+        "ebpf/xdp/way.h",
+        "ROOST_VLAN_BITS, ifindex, tag[0]",
+        "ROOST_VLAN_BITS, ctx->ingress_ifindex, tag[0]",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
         "a VLAN is its id, whatever the protocol of the tag",
         "xdp",
         "ebpf/xdp/way.h",
-        "ctx->ingress_ifindex, tag[0], tag[1]",
-        "ctx->ingress_ifindex, bpf_htons(ETH_P_8021Q), tag[1]",
+        "ROOST_VLAN_BITS, ifindex, tag[0], tag[1]",
+        "ROOST_VLAN_BITS, ifindex, bpf_htons(ETH_P_8021Q), tag[1]",
         "CLAIM BROKEN",
     ),
     Mutant(

@@ -72,7 +72,7 @@ static inline bool reference_tcp_good(const uint8_t *addresses, size_t size, con
            get16(tcp + 16) + reference_part_sum(addresses, size, tcp, length, 0) == 0xffff;
 }
 
-/* Whether the frame is a TCP segment that XDP understands, or the first fragment of one: one VLAN tag at most, and at most
+/* Whether the frame is a TCP segment that XDP understands, or the first fragment of one: two VLAN tags at most, and at most
  * six of the extension headers that are known (ebpf/lib/packet.h). */
 static inline bool reference_tuple_of_any(const uint8_t *f, size_t length, struct tuple *t) {
     memset(t, 0, sizeof(*t));
@@ -81,11 +81,10 @@ static inline bool reference_tuple_of_any(const uint8_t *f, size_t length, struc
         return false;
     size_t at = 14;
     uint32_t type = get16(f + 12);
-    if (type == 0x8100 || type == 0x88a8) {
-        if (length < 18)
+    for (int tags = 0; tags < 2 && (type == 0x8100 || type == 0x88a8); tags++, at += 4) {
+        if (length < at + 4)
             return false;
-        type = get16(f + 16);
-        at = 18;
+        type = get16(f + at + 2);
     }
     t->l3 = at;
     if (type == 0x0800) {

@@ -243,13 +243,37 @@ def test_a_lone_fragment_changes_nothing(box: EngineLab, family: int) -> None:
 
 
 @BOTH
-def test_a_double_vlan_tag_is_left_to_the_stack_and_draws_no_reset(box: EngineLab, family: int) -> None:
+def test_a_double_vlan_tag_is_looked_into_where_there_is_a_device_for_both(box: EngineLab, family: int) -> None:
     pair = box.connect(family)
     box.to_idle(pair)
     sleeper = Sleeper(pair, box.record(pair))
+
+    def answers(wire: Wire, word: bytes = b"") -> list[Any]:
+        """To a keep-alive, or to a word, in VLAN 6 within VLAN 5."""
+        segment = sleeper.tcp(flags="PA") / Raw(word) if word else sleeper.tcp(seq=-1)
+        wire.send(Dot1Q(vlan=6) / sleeper.ip() / segment, vlan=5)
+        return wire.replies(sleeper)
+
     with Wire(box) as wire:
-        inner = Dot1Q(vlan=6) / genuine(sleeper, sleeper.ip(), b"evil")
-        wire.send(inner, vlan=5)
+        assert answers(wire, b"evil") == []
+        with vlan_device(box, 5):
+            assert answers(wire, b"evil") == []
+            assert box.state(pair) is State.IDLE
+            with vlan_device(box, 6):  # on the device of VLAN 5, which the tests have on wan0 itself
+                [answer] = answers(wire)
+                assert [tag.vlan for tag in (answer[Dot1Q], answer[Dot1Q].payload)] == [5, 6]
+                assert (answer[TCP].seq, answer[TCP].ack) == (sleeper.snd_nxt, sleeper.rcv_nxt)
+                answers(wire, b"word")
+                box.wait_state(pair, State.ACTIVE)
+
+
+@BOTH
+def test_three_vlan_tags_are_left_to_the_stack_and_draw_no_reset(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    box.to_idle(pair)
+    sleeper = Sleeper(pair, box.record(pair))
+    with Wire(box) as wire, vlan_device(box, 5), vlan_device(box, 6), vlan_device(box, 7):
+        wire.send(Dot1Q(vlan=6) / Dot1Q(vlan=7) / genuine(sleeper, sleeper.ip(), b"evil"), vlan=5)
         assert wire.replies(sleeper) == []
     assert box.state(pair) is State.IDLE
     box.wake_and_answer(pair)
