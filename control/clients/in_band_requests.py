@@ -128,7 +128,7 @@ class InBandRequests:
 
     def _forbidden(self, name: str, key: Key, service: Service, owner: Named | None, operators: bool) -> str:
         """Why a client of the service may not give itself this name; empty: it may, and that is counted. owner: what
-        the name stands for now. One at the same source is taken for the same client. operators: an operator or the
+        the name stands for. One at the same source is taken for the same client. operators: an operator or the
         daemon gave the name."""
         if not may_be(name, service.names):
             return f'no pattern of `names` of [[service]] "{service.name}" is like "{name}"'
