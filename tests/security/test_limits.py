@@ -166,7 +166,9 @@ def test_those_that_fill_the_table_and_say_nothing_make_room_for_others(family: 
                 other.sendall(b"question")
             for _ in others:
                 server = box.accept(family)
-                assert server.recv(8) == b"question"
+                while not (word := server.recv(8)):  # its client slept before it asked: on a slow machine
+                    server = box.accept(family)
+                assert word == b"question"
                 server.sendall(b"answer")
             assert [other.recv(6) for other in others] == [b"answer"] * len(others)
             box.wait(lambda: box.stat("awake") <= 1, "all of them sleep")  # but for the one that found no room
