@@ -48,7 +48,7 @@ has changed."""
 SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
     "handover": "bridge handed",
-    "table": "endpoints filter hosts interned rests rules table",
+    "table": "connected endpoints filter hosts interned rests rules table",
     "path": "datapath foreign frames local_connect probes programs unpin",
     "socket": "connect heard proxy_header ready_links repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports ruling servers steering "

@@ -75,10 +75,13 @@ static const char *const engine_names[ROOST_E_COUNT] = {
 
 /* Counters of parts, and then gauges. */
 static const char *const other_names[] = {
-    "table_refused", "events_lost",      "replay_failed",  "probes_raw",   "births_limited",  "handshakes_limited",
-    "wakes_limited", "attaches_limited", "agents_limited", "awake",        "table_ipv4",      "table_ipv6",
-    "idle_records",  "events_waiting",   "ipv4_slots",     "ipv6_slots",   "idle_slots",      "servers_waiting",
-    "born",          "sockets_spare",    "filter_members", "filter_slots", "perhaps_waiting", "perhaps_remembered"};
+    "table_refused",     "events_lost",         "replay_failed",   "probes_raw",
+    "births_limited",    "handshakes_limited",  "wakes_limited",   "attaches_limited",
+    "agents_limited",    "connections_limited", "awake",           "table_ipv4",
+    "table_ipv6",        "idle_records",        "events_waiting",  "ipv4_slots",
+    "ipv6_slots",        "idle_slots",          "servers_waiting", "born",
+    "sockets_spare",     "filter_members",      "filter_slots",    "perhaps_waiting",
+    "perhaps_remembered"};
 #define OTHERS (sizeof(other_names) / sizeof(other_names[0]))
 #define COUNTERS_OF_PARTS (4 + ROOST_LIMITED)
 

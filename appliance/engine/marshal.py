@@ -110,6 +110,7 @@ def c_service(spec: ServiceSpec) -> Any:
     _fill_class(raw.policy, spec)
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
     raw.limit_us = [list(limit) for limit in spec.limits]
+    raw.connections = list(spec.connections)
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
         put_server(place, server)
@@ -120,6 +121,7 @@ def c_bounds(bounds: Bounds) -> Any:
     """A struct roost_bounds."""
     raw = ffi.new("struct roost_bounds *")
     raw.burst_us = bounds.burst_us
+    raw.connections = bounds.connections
     raw.bits = [list(bounds.ipv4_bits), list(bounds.ipv6_bits)]
     raw.limit_us = [list(limit) for limit in bounds.limits]
     return raw

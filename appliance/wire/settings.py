@@ -150,6 +150,8 @@ class ServiceSpec:
     refuses: bool = False
     limits: tuple[Limit, ...] = ((0, 0),) * 3
     """Of births, handshakes and wakes (Limited)."""
+    connections: Limit = (0, 0)
+    """How many an address, and a network, may have with this service; 0: as many as come."""
 
 
 class Limited(IntEnum):
@@ -160,18 +162,20 @@ class Limited(IntEnum):
     WAKES = 2
     ATTACHES = 3
     AGENTS = 4
+    CONNECTIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Limits by source that are of no service, and what is a source (struct roost_bounds). burst_us: what was not used
     of a limit for so long may be used at once. ipv4_bits, ipv6_bits: how many of an address count, of an address and
-    of a network. limits: of attaches and of agents."""
+    of a network. limits: of attaches and of agents. connections: a service limits how many a source has."""
 
     burst_us: int
     ipv4_bits: tuple[int, int]
     ipv6_bits: tuple[int, int]
     limits: tuple[Limit, Limit]
+    connections: bool = False
 
 
 ANY_LOCAL: Final = bytes(16)

@@ -79,7 +79,7 @@ void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds);
 int roost_limits_take(roost_engine *e, uint32_t what, const uint8_t address[16]);
 /* The last source that was refused, of each limit (enum roost_limited): the upper half of an IPv6 address, or 0xffff and an IPv4
  * one, network order; 0: none was. */
-void roost_limits_last(roost_engine *e, uint64_t last[5]);
+void roost_limits_last(roost_engine *e, uint64_t last[6]);
 /* Local ports of links to the servers of persistent services, which the kernel must not give away (before roost_start;
  * 10240 to 32767 otherwise, below what it gives by itself). */
 int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);

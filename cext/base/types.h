@@ -220,11 +220,13 @@ struct roost_service {
     uint32_t born_silence_s;     /* one that was born asleep and has said nothing for so long is reset; 0: never */
     /* Of births, handshakes and wakes (ebpf/shared/limit.h), of an address and of a network: one in so long; 0: there is no limit. */
     uint32_t limit_us[3][2];
+    uint32_t connections[2]; /* of an address and of a network: so many, with this service; 0: as many as come */
 };
 
 /* Limits by source that are of no service, and what is a source. */
 struct roost_bounds {
     uint32_t burst_us;       /* what was not used of a limit for so long may be used at once */
+    uint8_t connections;     /* a service has such a limit: connections are counted */
     uint8_t bits[2][2];      /* of IPv4 and IPv6: how many bits of an address count, of an address and of a network */
     uint32_t limit_us[2][2]; /* of attaches and of agents' first words, likewise */
 };

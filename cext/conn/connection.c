@@ -94,6 +94,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     roost_listings_awake(e, key);
     into_order(e, c);
     e->awake++;
+    roost_counted_more(&e->table.counted, key->client, service);
     roost_sockets_note(e, key);
     return c;
 }
@@ -107,6 +108,7 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     roost_wheel_cancel(&e->wheel, &c->timer);
     roost_conn_set_class(e, c, ROOST_CLASS_NONE);
     ROOST_ONE_LESS(e->awake);
+    roost_counted_less(&e->table.counted, c->key.client, c->service);
     c->dead = true;
     c->next_dead = e->dead;
     e->dead = c;

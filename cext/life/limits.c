@@ -11,11 +11,12 @@
 _Static_assert(sizeof(((struct roost_service *)0)->limit_us) ==
                        sizeof(uint32_t[ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]) &&
                    sizeof(((struct roost_bounds *)0)->limit_us) ==
-                       sizeof(uint32_t[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]),
+                       sizeof(uint32_t[ROOST_LIMIT_RATES - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]),
                "as Python fills them");
 
 int roost_limits_begin(struct roost_engine *e) {
     ssize_t want = sizeof(e->path.limits->secret);
+    e->table.counted = (struct roost_counted){e->path.limits, e->path.connected};
     return getrandom(e->path.limits->secret, (size_t)want, 0) == want ? 0 : -EIO;
 }
 
@@ -46,16 +47,39 @@ void roost_limits_turn(struct roost_engine *e) {
     e->limits_at = (e->limits_at + ROOST_LIMIT_CLEANED) % ROOST_LIMIT_CELLS;
 }
 
+/* All that are there, 0.1 us each. Of those that are born meanwhile some are not counted. */
+static void count_connections(struct roost_engine *e) {
+    struct roost_limits *l = e->path.limits;
+    struct roost_key key;
+    const struct roost_ka *slot;
+    uint64_t p = 0;
+    memset(e->path.connected, 0, e->path.connected_entries * sizeof(*e->path.connected));
+    l->counting = e->path.connected_entries;
+    while ((slot = roost_table_walk(&e->table, &p, UINT64_MAX, &key)))
+        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
+            roost_counted_more(&e->table.counted, key.client, roost_table_service(&e->table, slot));
+    for (const struct roost_conn *c = e->oldest; c; c = c->newer)
+        roost_counted_more(&e->table.counted, c->key.client, c->service);
+}
+
 void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {
+    struct roost_limits *l = e->path.limits;
     roost_lock(e);
-    roost_limits_bound(e->path.limits, bounds);
+    __u64 masks[2][ROOST_LIMIT_LEVELS][2];
+    memcpy(masks, l->mask, sizeof(masks));
+    roost_limits_bound(l, bounds);
     memcpy(e->limit_us, bounds->limit_us, sizeof(e->limit_us));
+    if (!bounds->connections)
+        l->counting = 0;
+    else if (!l->counting || memcmp(masks, l->mask, sizeof(masks))) /* other sources */
+        count_connections(e);
     roost_unlock(e);
 }
 
 void roost_limits_tell(struct roost_engine *e, const struct roost_service *service) {
     memcpy(e->path.limits->births_gap_us[service->index], service->limit_us[ROOST_LIMIT_BIRTHS],
            sizeof(service->limit_us[ROOST_LIMIT_BIRTHS]));
+    memcpy(e->path.limits->connections[service->index], service->connections, sizeof(service->connections));
 }
 
 static bool allow(struct roost_engine *e, enum roost_limited what, const uint32_t gap_us[ROOST_LIMIT_LEVELS],
@@ -69,6 +93,17 @@ static bool allow(struct roost_engine *e, enum roost_limited what, const uint32_
 bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
                         const uint8_t client[16]) {
     return allow(e, what, service->limit_us[what], service->index, client, e->now_ms);
+}
+
+bool roost_limits_have_room(struct roost_engine *e, const struct roost_service *service, const uint8_t client[16]) {
+    for (uint32_t level = 0; level < ROOST_LIMIT_LEVELS; level++) {
+        uint32_t most = service->connections[level];
+        if (most && roost_counted_of(&e->table.counted, client, service->index, level) >= most) {
+            roost_limit_refused(e->path.limits, ROOST_LIMIT_CONNECTIONS, client);
+            return false;
+        }
+    }
+    return true;
 }
 
 int roost_limits_take(roost_engine *e, uint32_t what, const uint8_t address[16]) {

@@ -84,7 +84,7 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return;
     }
-    if (!roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
+    if (!roost_limits_have_room(e, s, key.client) || !roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
         roost_reset_fd(fd);
         return;
     }

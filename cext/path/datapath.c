@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define MIN_ENDPOINTS 1024
+#define MIN_CONNECTED 1024
 #define MIN_STRANGERS 1024 /* false positives of the filter: one in 430 of those awake, and of a flood */
 #define MAX_STRANGERS 16384
 
@@ -73,6 +74,15 @@ static uint32_t entries_of_strangers(const struct roost_sizes *sizes) {
 static uint32_t entries_of_filter(const struct roost_sizes *sizes) {
     uint32_t buckets = roost_filter_buckets(sizes->filter_slots);
     return sizes->filter_slots && buckets < 2 ? 2 : buckets ? buckets : 1;
+}
+
+/* An eighth of a byte for each slot; of many connections a source seems to have up to some 64 more than it has. */
+static uint32_t entries_of_connected(const struct roost_sizes *sizes) {
+    uint64_t slots = ((uint64_t)sizes->ipv4_slots + sizes->ipv6_slots) / 64;
+    uint32_t entries = MIN_CONNECTED;
+    while (entries < slots)
+        entries *= 2;
+    return entries;
 }
 
 static uint32_t entries_of_ring(const struct roost_sizes *sizes) {
@@ -332,6 +342,7 @@ static void note_strangers(struct roost_datapath *d) {
 static void open_filter(struct roost_datapath *d) {
     uint32_t buckets = entries(d->map_fd[ROOST_MAP_filter]);
     d->filter_buckets = buckets > 1 ? buckets : 0;
+    d->connected_entries = entries(d->map_fd[ROOST_MAP_connected]);
     note_strangers(d);
 }
 

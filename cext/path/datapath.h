@@ -88,6 +88,7 @@ struct roost_datapath {
     uint32_t probes_put, probes_left;              /* in that half; of them: since the slice before */
     uint32_t probes_live;                          /* of the engine's own frames, the most for a slice */
     uint32_t filter_buckets;                       /* 0: there is none */
+    uint32_t connected_entries;                    /* a power of two */
     uint32_t stranger_bits;                        /* that are set there: */
     uint64_t stranger_bloom[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
                                                         at the map, which takes a system call */

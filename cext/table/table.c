@@ -239,6 +239,8 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
     }
     roost_classes_hold(&t->classes, slot->class);
     ++*used(t, v4);
+    if (!server)
+        roost_counted_more(&t->counted, key->client, service);
     return slot;
 }
 
@@ -308,6 +310,11 @@ static void clear(struct roost_table *t, struct roost_ka *slot, const struct loc
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot) {
     struct location l = locate(t, slot);
     uint32_t rest = roost_table_has_rest(slot) ? slot->rest : ROOST_NO_REST;
+    if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER)) {
+        uint8_t client[16];
+        far_address(slot, l.v4, client);
+        roost_counted_less(&t->counted, client, roost_table_service(t, slot));
+    }
     clear(t, slot, &l);
     if (rest < t->rest_slots)
         roost_table_rest_release(t, rest);

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "ebpf/shared/table.h"
+#include "connected.h"
 #include "endpoints.h"
 #include "interned.h"
 
@@ -38,6 +39,7 @@ struct roost_table {
     uint64_t used4, used6, rest_used; /* without what XDP put in since the last roost_table_adopt */
     uint64_t born;                    /* of them: born asleep and silent since; likewise */
     uint64_t refused;                 /* inserts refused because both buckets, or the endpoints, were full */
+    struct roost_counted counted;     /* clients of a source */
 };
 
 bool roost_key_is_v4(const struct roost_key *key);

@@ -107,7 +107,7 @@ COUNTERS: Final = (
     ("closed", "counters.closed", "Connections that were awake and ended."),
     ("clients_refused", "counters.clients_refused", "Clients reset as they connected: there was no server for them."),
     ("clients_denied", "counters.clients_denied", "Clients reset as they connected: the policy serves none there."),
-    ("beyond_limits", "counters.{limit:births|handshakes|wakes|attaches|agents}_limited",
+    ("beyond_limits", "counters.{limit:births|handshakes|wakes|attaches|agents|connections}_limited",
      "What one source did beyond [limits], and was refused."),
     ("accept_pauses", "counters.accept_paused", "No new client was taken for want of descriptors."),
     ("births", "counters.born_{family:ipv4|ipv6}", "Connections born asleep."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""[limits] and [service.limits]: what one source may do in a second."""
+"""[limits] and [service.limits]: what one source may do in a second, and have."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MOST: Final = 1_000_000
 """A second: the engine counts in microseconds."""
 
 Rate = Annotated[int, Field(ge=0, le=MOST)]
+Most = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class ServiceLimits(Section):
@@ -22,13 +23,14 @@ class ServiceLimits(Section):
     births: tuple[Rate, Rate] | None = Field(None, description="clients that are born asleep")
     handshakes: tuple[Rate, Rate] | None = Field(None, description="clients that are accepted")
     wakes: tuple[Rate, Rate] | None = Field(None, description="clients that wake their connections")
+    connections: tuple[Most, Most] | None = Field(None, description="clients that are connected, at any time")
 
 
 class Limits(Section):
-    """How much one address, and one network, may do in a second: each of these is a list of two numbers, of an address
-    and of a network; 0: as much as it likes. Those of clients are for each service by itself. What is beyond a limit is
-    refused as its protocol does it and counted (`roost status`), and the log says whose it was, once in 10 s. All
-    devices behind one NAT are one source."""
+    """How much one address, and one network, may do in a second, and how many connections it may have: each of these is
+    a list of two numbers, of an address and of a network; 0: as much as it likes. Those of clients are for each service
+    by itself. What is beyond a limit is refused as its protocol does it and counted (`roost status`), and the log says
+    whose it was, once in 10 s. All devices behind one NAT are one source."""
 
     burst: Duration = Field(
         10.0, ge=1, le=600, description="what a source did not use of a limit for so long it may use at once"
@@ -53,6 +55,13 @@ class Limits(Section):
     )
     agents: tuple[Rate, Rate] = Field(
         (100, 200), description="connections of agents that have not said which they are; one beyond it is reset"
+    )
+
+    connections: tuple[Most, Most] = Field(
+        (0, 0),
+        description="clients that are connected, awake or with a slot in the table; one beyond it is reset. Of very "
+        "many connections in all a source may seem to have some 100 more than it has. Where a reload begins to count "
+        "them, the engine counts those that are there, 0.1 s for each million",
     )
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import Engine, EngineError
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions, ServiceSpec, default_workers
-from control.config import Config, Limits, Service, parse_endpoint, parse_ports
+from control.config import Config, Service, parse_endpoint, parse_ports
 from control.core.logs import about
 from control.daemon.error import DaemonError, port_trouble
 from control.daemon.local_connect import LocalConnect
@@ -100,7 +100,7 @@ class EngineSetup:
         names = list(dict.fromkeys((*network.interfaces, *self._server_interfaces, *router.lan)))
         for name in names:
             self._waiting.attempt(f"interface {name}", partial(self._interface, name))
-        self.bound(self._config.limits)
+        self.bound(self._config)
         self._engine.link_ports(*parse_ports(network.link_ports))
         if not network.interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
@@ -240,9 +240,9 @@ class EngineSetup:
         self._closed.add(number)
         log.info('service "%s" takes no new clients any more', name, extra=about(service=name))
 
-    def bound(self, limits: Limits) -> None:
+    def bound(self, config: Config) -> None:
         """Limits by source from now on; those of services come with them."""
-        self._engine.set_limits(bounds_of(limits))
+        self._engine.set_limits(bounds_of(config))
 
     def update(self, service: Service, spec: ServiceSpec) -> None:
         """The policy and the servers of a service; raises EngineError or NotYetError. One that waits for something is

@@ -11,7 +11,7 @@ from typing import Protocol
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
-from control.config import Config, ConfigError, Conflict, Limits, Service
+from control.config import Config, ConfigError, Conflict, Service
 from control.core.logs import about
 from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded, waits_for_a_restart
@@ -23,7 +23,7 @@ log = logging.getLogger("roost.daemon")
 class UpdatesPort(Protocol):
     """The engine, as far as services change while it runs."""
 
-    def bound(self, limits: Limits) -> None: ...
+    def bound(self, config: Config) -> None: ...
 
     def update(self, service: Service, spec: ServiceSpec) -> None: ...
 
@@ -105,7 +105,7 @@ class Services:
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
         kept = {key: getattr(self._config, key) for key in ("instance", "router", "attach")}
         self._in_force = new.model_copy(update={**kept, "service": running.service})
-        engine.bound(new.limits)
+        engine.bound(new)
         by_name = {service.name: service for service in new.service}
         for number, old in self._configured.items():  # first: another one may have its address
             if old.name not in by_name and number not in self.leaving:

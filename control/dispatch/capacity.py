@@ -36,6 +36,7 @@ BEYOND: Final = {
     "wakes_limited": (Limited.WAKES, "what a sleeping client said was dropped, and must come again"),
     "attaches_limited": (Limited.ATTACHES, "a server that asked for a client was refused"),
     "agents_limited": (Limited.AGENTS, "an agent that connected was turned away"),
+    "connections_limited": (Limited.CONNECTIONS, "a client that connected was reset"),
 }
 """Counters of what was beyond a limit by source, and what became of it."""
 

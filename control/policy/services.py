@@ -55,10 +55,12 @@ def _gap_us(rates: tuple[int, int]) -> Limit:
     return tuple(round(1e6 / rate) if rate else 0 for rate in rates)  # type: ignore[return-value]
 
 
-def bounds_of(limits: Limits) -> Bounds:
+def bounds_of(config: Config) -> Bounds:
     """The engine's form of `[limits]`, but for what is by service."""
+    limits = config.limits
     daemon = (_gap_us(limits.attaches), _gap_us(limits.agents))
-    return Bounds(round(limits.burst * 1e6), limits.ipv4, limits.ipv6, daemon)
+    counting = any(any(service.limits.connections or limits.connections) for service in config.service)
+    return Bounds(round(limits.burst * 1e6), limits.ipv4, limits.ipv6, daemon, counting)
 
 
 def _limits_of(service: Service, limits: Limits) -> tuple[Limit, ...]:
@@ -83,5 +85,6 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         fail_closed=config.router.fail == "closed",
         max_fails=service.max_fails,
         limits=_limits_of(service, config.limits),
+        connections=service.limits.connections or config.limits.connections,
         **values,
     )

@@ -9,6 +9,7 @@
 #include "find.h"
 
 #define LOCK_TRIES 4
+#define PUT_IN 2
 
 /* What is put there. */
 struct newborn {
@@ -106,7 +107,7 @@ static __always_inline void probe_by(struct roost_bucket_head *head, const struc
         __sync_lock_test_and_set(&slot->ka.ctl, ctl);                                                                  \
         probe_by(&b->head, n);                                                                                         \
         count(ROOST_N_BORN##family);                                                                                   \
-        return 1;                                                                                                      \
+        return PUT_IN;                                                                                                 \
     }
 
 ROOST_FILL(4)
@@ -140,8 +141,8 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
     return lowest_of(home ? home : free);
 }
 
-/* Puts it where the engine would, unless it is there by now. 0: no room; -1: no lock to be
- * had, or a table began to grow in this moment. */
+/* Puts it where the engine would: PUT_IN; 1: it is there by now. 0: no room; -1: no lock to be had, or a table began to grow in
+ * this moment. */
 #define ROOST_INSERT(family)                                                                                           \
     static __noinline int insert##family(const struct roost_config *cfg, const struct newborn *n) {                    \
         __u32 current = ROOST_CURRENT(n->in_use) % ROOST_GENERATIONS;                                                  \

@@ -14,6 +14,10 @@
  *
  * Only what proves its source is counted: the end of a handshake, a segment that wakes, a connection that was accepted. Two processors
  * that count for the same source at once may count one.
+ *
+ * How many connections a source has is not a rate: of those that are awake or have a slot, cells of their own are counted up and down
+ * (a count-min sketch), as many as keep what others add to a source's count small beside any limit. They are counted only where
+ * there is such a limit: what begins to count counts all that are there.
  */
 #ifndef ROOST_LIMIT_H
 #define ROOST_LIMIT_H
@@ -29,6 +33,8 @@ enum roost_limited {
     ROOST_LIMITS_OF_SERVICES,
     ROOST_LIMIT_ATTACHES = ROOST_LIMITS_OF_SERVICES, /* connections at the addresses for attach */
     ROOST_LIMIT_AGENTS,                              /* connections of agents that have not said which they are */
+    ROOST_LIMIT_RATES,
+    ROOST_LIMIT_CONNECTIONS = ROOST_LIMIT_RATES, /* clients that are connected */
     ROOST_LIMITED
 };
 
@@ -53,7 +59,17 @@ struct roost_limits {
     __u32 births_refused_s; /* CLOCK_MONOTONIC, when one was last */
     __u64 births_denied;    /* acknowledgements, by policy: struct roost_class, refuses */
     __u32 births_gap_us[ROOST_BIRTH_RATES][ROOST_LIMIT_LEVELS]; /* by the number of a service */
+    __u32 connections[ROOST_BIRTH_RATES][ROOST_LIMIT_LEVELS];   /* the same; 0: as many as come */
+    __u32 counting; /* the entries of the map `connected`, a power of two; 0: connections are not counted */
+    __u32 unused;
     __u32 due_us[ROOST_LIMIT_CELLS];
+};
+
+#define ROOST_CONNECTED_ROWS 2
+
+/* A pair of cells; each is of other sources. */
+struct roost_connected {
+    __u32 count[ROOST_CONNECTED_ROWS];
 };
 
 /* Where the cells of a source are. */
@@ -104,6 +120,11 @@ static inline __attribute__((always_inline)) int roost_limit_allows(struct roost
         }
     }
     return 1;
+}
+
+/* Which entry of `connected` a source has its cell of a row in. */
+static inline __attribute__((always_inline)) __u32 roost_connected_at(__u64 cells, int row, __u32 counting) {
+    return (__u32)(row ? cells >> 32 : cells) & (counting - 1);
 }
 
 static inline __attribute__((always_inline)) void roost_limit_refused(struct roost_limits *l, __u32 what,

@@ -19,12 +19,12 @@
 
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/cookies.h"
-#include "ebpf/shared/limit.h"
 #include "ebpf/lib/insert.h"
 #include "ebpf/lib/segment.h"
 #include "ebpf/lib/socket.h"
 #include "ebpf/lib/reply.h"
 #include "ebpf/shared/sockets.h"
+#include "limited.h"
 #include "maps.h"
 #include "way.h"
 
@@ -214,31 +214,17 @@ static __noinline int is_spent(__u64 hash, __u32 sent_ms) {
     return !cookies || roost_cookie_is_spent(cookies, hash, sent_ms);
 }
 
-/* Whether the policy of this class lets none connect. */
-static __noinline int is_denied(__u32 class) {
+/* Puts it into the table, as insert4() says, and counts it for its source. */
+static __always_inline int put_in(const struct roost_config *cfg, const struct newborn *n,
+                                  const struct roost_birth *birth, int v6) {
     __u32 zero = 0;
-    const struct roost_class *policy = bpf_map_lookup_elem(&classes, &class);
-    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
-    if (!policy || !policy->refuses)
-        return 0;
-    if (l)
-        __sync_fetch_and_add(&l->births_denied, 1);
-    return 1;
-}
-
-/* Whether a client from this address may be born now (limit.h). At a SYN, whose source may be forged, nothing is counted, and it is
- * asked only while there are some that may not. */
-static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *client, __u64 now_ms, int syn) {
-    __u32 zero = 0, service = birth->service, now_s = now_ms / 1000;
-    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
-    if (!l || service >= ROOST_BIRTH_RATES)
-        return 1;
-    if ((syn && now_s - *(volatile __u32 *)&l->births_refused_s > ROOST_LIMIT_TOLD_S) ||
-        roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn))
-        return 1;
-    *(volatile __u32 *)&l->births_refused_s = now_s;
-    roost_limit_refused(l, ROOST_LIMIT_BIRTHS, client);
-    return 0;
+    int there = v6 ? insert6(cfg, n) : insert4(cfg, n);
+    const struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
+    if (there == PUT_IN && l)
+        count_connected(l, birth->service, n->key.client);
+    if (!there)
+        close_gate();
+    return there;
 }
 
 /* What is at hand when a packet comes that is for such a service. */

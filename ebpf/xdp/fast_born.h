@@ -221,11 +221,9 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     if ((roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0)) || is_denied(ka->class) ||
         !may_be_born(birth, n->key.client, now_ms, 0))
         return XDP_PASS;
-    int there = insert4(cfg, n);
+    int there = put_in(cfg, n, birth, 0);
     if (there > 0)
         return XDP_DROP;
-    if (!there)
-        close_gate();
     count(ROOST_N_BORN_REFUSED);
     return there ? XDP_DROP : XDP_PASS; /* as unknown() does */
 }

@@ -150,10 +150,7 @@ static __noinline int settle_in(const struct roost_config *cfg, const struct pac
         if (there)
             return there;
     }
-    int there = p->v6 ? insert6(cfg, n) : insert4(cfg, n);
-    if (!there)
-        close_gate();
-    return there;
+    return put_in(cfg, n, birth, p->v6);
 }
 
 #define SPEAKS (-1)

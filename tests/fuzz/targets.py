@@ -38,7 +38,8 @@ class Target:
 
 
 _TABLE = tuple(
-    f"cext/{name}.c" for name in ("base/hash", "table/table", "table/endpoints", "table/interned", "table/filter")
+    f"cext/{name}.c"
+    for name in ("base/hash", "table/table", "table/connected", "table/endpoints", "table/interned", "table/filter")
 )
 _WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (

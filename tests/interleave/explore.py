@@ -29,7 +29,7 @@ _EXPLORED = (
 _AROUND = (
     *(f"cext/base/{name}.c" for name in ("address", "hash", "mailbox", "wheel", "workers")),
     *(f"cext/socket/{name}.c" for name in ("segment", "spares")),
-    *(f"cext/table/{name}.c" for name in ("hosts", "interned", "rules")),
+    *(f"cext/table/{name}.c" for name in ("connected", "hosts", "interned", "rules")),
     *(f"tests/interleave/{name}.c" for name in ("absent", "machine", "model", "scheduler")),
     "tests/fuzz/host/kernel.c",
 )

@@ -30,6 +30,7 @@ FOUR: Final = (500_000, 0)
 """Of an address: four at once with a burst of two seconds, and two a second."""
 BOUNDS: Final = Bounds(2_000_000, (32, 24), (128, 112), (NONE, NONE))
 """All clients of the lab are of one /64."""
+COUNTED: Final = replace(BOUNDS, connections=True)
 OTHER: Final = {4: "10.127.9.9", 6: "fd00:64::dead:99"}
 
 
@@ -82,6 +83,88 @@ def test_a_source_beyond_its_births_is_not_answered_and_others_are_born(
     assert box.engine.last_refused(Limited.BIRTHS) in (Handmade(wire, box.target(family)).address, "fd00:64::/64")
     time.sleep(0.6)
     assert is_born(), "at its rate it goes on"
+
+
+@contextmanager
+def with_three_each(**service: Any) -> Iterator[EngineLab]:
+    """Of an address."""
+    with EngineLab(service={"connections": (3, 0), **service}) as box:
+        box.engine.set_limits(COUNTED)
+        yield box
+
+
+@BOTH
+@pytest.mark.parametrize("options", [LINUX, LINUX[:1]], ids=["short way", "long way"])
+def test_a_source_has_no_more_connections_born_than_it_may(family: int, options: Any) -> None:
+    with with_three_each(born=Born.ALWAYS) as box, Wire(box) as wire:
+        hide(box.lab)
+
+        def born(address: str = "") -> Handmade | None:
+            client = Handmade(wire, box.target(family), options=options)
+            client.address = address or client.address
+            with suppress(TimeoutError):
+                client.send("S", seq=client.isn, options=client.options)
+                client.take(client.hear(timeout_s=0.1))
+                client.ack()
+                client.ack()  # the same client
+                client.all_heard(0.05)
+            return client if box.engine.find(client.key) else None
+
+        there = [born() for _ in range(6)]
+        assert [client is not None for client in there] == [True] * 3 + [False] * 3
+        assert all(born(OTHER[family]) for _ in range(3)), "another may have as many"
+        assert box.stat("connections_limited") >= 3
+        assert box.engine.last_refused(Limited.CONNECTIONS) in (
+            Handmade(wire, box.target(family)).address,
+            "fd00:64::/64",
+        )
+        assert box.stat("born") == 6
+        gone = there[0]
+        assert gone
+        gone.send("R")
+        box.wait(lambda: not box.engine.find(gone.key), "it has ended")
+        assert [born() is not None for _ in range(2)] == [True, False]
+
+
+@BOTH
+def test_a_source_has_no_more_connections_than_it_may_in_whatever_state_they_are(family: int) -> None:
+    with with_three_each() as box:
+        here, there = box.lab.client_addresses(family, 3)[1:]
+
+        def are_reset(count: int) -> bool:
+            before = box.stat("connections_limited")
+            for _ in range(count):
+                with pytest.raises(ConnectionResetError):
+                    box.dial(family, source=here).recv(1)
+            return box.stat("connections_limited") == before + count
+
+        pairs = [box.connect(family, source=here) for _ in range(3)]
+        assert are_reset(2)
+        for _ in range(3):  # they are counted up and down on their way
+            for pair, state in zip(pairs, (State.STANDBY, State.IDLE, State.SLEEP), strict=True):
+                box.to(pair, state)
+            assert are_reset(2)
+            for pair in pairs:
+                box.wake_and_answer(pair)
+        others = [box.connect(family, source=there) for _ in range(3)]
+        box.engine.set_limits(BOUNDS)  # none are counted any more, nor what ends meanwhile
+        box.to(others[0], State.SLEEP)
+        pairs.append(box.connect(family, source=here))
+        for pair in pairs[:2]:
+            box.close(pair)
+        box.engine.set_limits(COUNTED)
+        box.to(pairs[2], State.IDLE)
+        pairs.append(box.connect(family, source=here))
+        assert are_reset(2)
+        box.engine.set_limits(replace(COUNTED, ipv4_bits=(16, 8), ipv6_bits=(48, 32)))  # all of them are one source now
+        for pair in (*pairs[2:], others[0]):
+            assert are_reset(1)
+            box.close(pair)
+        box.connect(family, source=here)
+        assert are_reset(1)
+        box.exchange_engine()
+        box.engine.set_limits(replace(COUNTED, ipv4_bits=(16, 8), ipv6_bits=(48, 32)))  # of what is found there
+        assert are_reset(1)
 
 
 @BOTH

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.wire import ServiceSpec
-from control.config import ConfigError, Limits, Service, parse
+from control.config import Config, ConfigError, Service, parse
 from control.daemon import hostnames as hostnames_module
 from control.daemon.hostnames import Hostnames
 from control.daemon.services import Services
@@ -115,7 +115,7 @@ class Told:
     def __init__(self) -> None:
         self.specs: list[ServiceSpec] = []
 
-    def bound(self, limits: Limits) -> None: ...
+    def bound(self, config: Config) -> None: ...
 
     def update(self, service: Service, spec: ServiceSpec) -> None:
         self.specs.append(spec)

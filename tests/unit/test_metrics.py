@@ -47,6 +47,7 @@ LEFT_OUT = {
     "wakes_limited",
     "attaches_limited",
     "agents_limited",
+    "connections_limited",
 }
 """Counters of the engine that are in the table as one of several in a row, or by another key."""
 

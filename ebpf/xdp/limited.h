@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Which clients may be born asleep: those that the policy lets connect, as far as their source keeps its limits
+ * (ebpf/shared/limit.h).
+ */
+#ifndef ROOST_LIMITED_H
+#define ROOST_LIMITED_H
+
+#include "ebpf/shared/birth.h"
+#include "ebpf/shared/limit.h"
+#include "maps.h"
+
+/* Whether the policy of this class lets none connect. */
+static __noinline int is_denied(__u32 class) {
+    __u32 zero = 0;
+    const struct roost_class *policy = bpf_map_lookup_elem(&classes, &class);
+    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
+    if (!policy || !policy->refuses)
+        return 0;
+    if (l)
+        __sync_fetch_and_add(&l->births_denied, 1);
+    return 1;
+}
+
+/* The cell of a row that counts the connections of a source. */
+static __always_inline __u32 *connected_of(const struct roost_limits *l, __u64 cells, int row) {
+    __u32 at = roost_connected_at(cells, row, l->counting);
+    struct roost_connected *c = bpf_map_lookup_elem(&connected, &at);
+    return c ? &c->count[row] : 0;
+}
+
+/* Its source has one connection more (limit.h). */
+static __noinline void count_connected(const struct roost_limits *l, __u32 service, const __u8 *client) {
+    __u64 address[2];
+    __builtin_memcpy(address, client, sizeof(address));
+    for (int level = 0; level < ROOST_LIMIT_LEVELS && l->counting; level++) {
+        __u64 cells = roost_limit_cells(l, ROOST_LIMIT_CONNECTIONS, service, level, address);
+        for (int row = 0; row < ROOST_CONNECTED_ROWS; row++) {
+            __u32 *cell = connected_of(l, cells, row);
+            if (cell)
+                __sync_fetch_and_add(cell, 1);
+        }
+    }
+}
+
+/* Whether the source of this address may have one more connection. */
+static __always_inline int has_room(const struct roost_limits *l, __u32 service, const __u8 *client) {
+    __u64 address[2];
+    __builtin_memcpy(address, client, sizeof(address));
+    for (int level = 0; level < ROOST_LIMIT_LEVELS && l->counting; level++) {
+        __u32 most = l->connections[service][level], full = 0;
+        __u64 cells = most ? roost_limit_cells(l, ROOST_LIMIT_CONNECTIONS, service, level, address) : 0;
+        for (int row = 0; row < ROOST_CONNECTED_ROWS && most; row++) {
+            const __u32 *cell = connected_of(l, cells, row);
+            full += cell && *(const volatile __u32 *)cell >= most;
+        }
+        if (full == ROOST_CONNECTED_ROWS)
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether a client from this address may be born now (limit.h). At a SYN, whose source may be forged, nothing is counted, and it is
+ * asked only while there are some that may not. */
+static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *client, __u64 now_ms, int syn) {
+    __u32 zero = 0, service = birth->service, now_s = now_ms / 1000, beyond = ROOST_LIMIT_CONNECTIONS;
+    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
+    if (!l || service >= ROOST_BIRTH_RATES ||
+        (syn && now_s - *(volatile __u32 *)&l->births_refused_s > ROOST_LIMIT_TOLD_S))
+        return 1;
+    if (has_room(l, service, client)) {
+        if (roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn))
+            return 1;
+        beyond = ROOST_LIMIT_BIRTHS;
+    }
+    *(volatile __u32 *)&l->births_refused_s = now_s;
+    roost_limit_refused(l, beyond, client);
+    return 0;
+}
+
+#endif
