@@ -100,7 +100,7 @@ static bool has_base(const struct roost_classes *t, uint32_t class) {
 
 int roost_classes_settle(struct roost_classes *t) {
     roost_hash_clear(&t->used);
-    t->free = 0;
+    t->free = t->own = 0;
     if (roost_hash_reserve(&t->used, ROOST_CLASSES - ROOST_CLASS_SERVICES))
         return -ENOMEM;
     for (uint32_t i = ROOST_CLASS_SERVICES; i < ROOST_CLASSES; i++) {
@@ -113,6 +113,7 @@ int roost_classes_settle(struct roost_classes *t) {
             use_base(t, i);
     }
     for (uint32_t i = ROOST_CLASSES - 1; i >= ROOST_CLASS_SERVICES; i--) {
+        t->own += t->uses[i] && is_own(t, i);
         if (t->uses[i])
             roost_hash_put(&t->used, hash_of(&t->entry[i]), &t->entry[i]);
         else
@@ -125,16 +126,24 @@ bool roost_classes_fit(const struct roost_classes *t, uint32_t class, uint16_t s
     return class < ROOST_CLASSES && service < ROOST_CLASS_SERVICES && t->entry[class].service == service;
 }
 
+/* How many there may be of the kind of a class. */
+static uint32_t most_like(const struct roost_class *class) {
+    const struct roost_overrides *own = &class->own;
+    bool in_band = own->always_active || own->given & ~own->by_command;
+    return class->base == ROOST_CLASS_OF_RULES ? UINT32_MAX : in_band ? ROOST_IN_BAND_CLASSES : ROOST_OWN_CLASSES;
+}
+
 /* The number of the class with these values, new or not; ROOST_CLASS_FULL. */
 static uint32_t intern(struct roost_classes *t, const struct roost_class *wanted) {
     const struct roost_class *entry = roost_hash_find(&t->used, hash_of(wanted), is_same, wanted);
     uint32_t class = entry ? (uint32_t)(entry - t->entry) : t->free;
     if (entry)
         return class;
-    if (!class || !roost_hash_put(&t->used, hash_of(wanted), &t->entry[class]))
+    if (!class || t->own >= most_like(wanted) || !roost_hash_put(&t->used, hash_of(wanted), &t->entry[class]))
         return ROOST_CLASS_FULL;
     t->free = t->next[class];
     t->entry[class] = *wanted;
+    t->own += is_own(t, class);
     use_base(t, class);
     return class;
 }
@@ -157,6 +166,7 @@ static void drop_use(struct roost_classes *t, uint32_t class) {
     if (!t->uses[class] || --t->uses[class])
         return;
     uint32_t base = is_own(t, class) ? t->entry[class].base : 0;
+    t->own -= is_own(t, class);
     roost_hash_drop(&t->used, hash_of(&t->entry[class]), &t->entry[class]);
     give_away(t, class);
     if (base)

@@ -15,8 +15,12 @@
 
 #include "cext/base/hash.h"
 #include "ebpf/shared/class.h"
+#include "ebpf/shared/rule.h"
 
 #define ROOST_CLASS_FULL 0xffffffffu
+/* Of the interned ones: what is set for connections leaves ROOST_RULE_CLASSES to rules, and what is set in band some to commands. */
+#define ROOST_OWN_CLASSES (ROOST_CLASSES - ROOST_CLASS_SERVICES - ROOST_RULE_CLASSES)
+#define ROOST_IN_BAND_CLASSES (ROOST_OWN_CLASSES - 256)
 #define ROOST_GIVEN_PROBE 8  /* of roost_overrides.given; below it the quiet intervals */
 #define ROOST_GIVEN_GROUP 16 /* of ROOST_OP_GIVE alone */
 
@@ -31,6 +35,7 @@ struct roost_classes {
     uint32_t uses[ROOST_CLASSES];
     uint16_t next[ROOST_CLASSES]; /* of each free entry: the next one; 0: none */
     uint16_t free;
+    uint16_t own;                 /* interned ones that are not of rules */
     uint8_t ruled[ROOST_CLASSES]; /* enum roost_ruled; other than NOT it is a use */
     struct roost_hash used;       /* interned ones by their values */
 };

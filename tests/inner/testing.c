@@ -834,6 +834,10 @@ void roost_testing_classes_free(struct roost_classes_handle *h) {
     free(h);
 }
 
+uint32_t roost_testing_own_classes(int in_band) {
+    return in_band ? ROOST_IN_BAND_CLASSES : ROOST_OWN_CLASSES;
+}
+
 int64_t roost_testing_classes_take(struct roost_classes_handle *h, uint16_t service,
                                    const struct roost_overrides *own) {
     uint32_t class = roost_classes_take(&h->classes, service, own);

@@ -106,6 +106,7 @@ uint32_t roost_testing_proxy_header(const struct roost_key *key, int version, ui
 struct roost_classes_handle; /* policy classes in plain memory */
 struct roost_classes_handle *roost_testing_classes(void);
 void roost_testing_classes_free(struct roost_classes_handle *h);
+uint32_t roost_testing_own_classes(int in_band);
 int64_t roost_testing_classes_take(struct roost_classes_handle *h, uint16_t service,
                                    const struct roost_overrides *own); /* a class, or -1: full */
 void roost_testing_classes_hold(struct roost_classes_handle *h, uint32_t class);

@@ -18,7 +18,8 @@ from tests.unit.test_turns import START_MS, Still
 
 CLASSES: Final = lib.ROOST_CLASSES
 SERVICES: Final = lib.ROOST_CLASS_SERVICES
-ROOM: Final = CLASSES - SERVICES
+IN_BAND: Final = lib.roost_testing_own_classes(True)
+OWN: Final = lib.roost_testing_own_classes(False)
 PROBE: Final = 8  # of `given`, behind the three quiet intervals
 
 
@@ -29,6 +30,7 @@ class Own:
     quiet_ms: tuple[int | None, int | None, int | None] = (None, None, None)
     probe_interval_s: int | None = None
     always_active: bool = False
+    by_command: bool = False
 
     def c(self) -> Any:
         raw = ffi.new("struct roost_overrides *")
@@ -37,6 +39,7 @@ class Own:
         raw.given = sum(1 << i for i, quiet in enumerate(self.quiet_ms) if quiet is not None)
         raw.given |= PROBE * (self.probe_interval_s is not None)
         raw.always_active = self.always_active
+        raw.by_command = raw.given * self.by_command
         return raw
 
 
@@ -136,13 +139,27 @@ def test_a_class_lives_as_long_as_it_has_a_holder(classes: Classes) -> None:
 
 
 def test_when_all_are_in_use_no_more_is_to_be_had_until_one_is_free(classes: Classes) -> None:
-    taken = [classes.take(Own((i + 1, None, None))) for i in range(ROOM)]
-    assert sorted(taken) == list(range(SERVICES, CLASSES))
-    assert classes.take(Own((ROOM + 1, None, None))) == -1
+    taken = [classes.take(Own((i + 1, None, None))) for i in range(IN_BAND)]
+    assert sorted(taken) == list(range(SERVICES, SERVICES + IN_BAND))
+    assert classes.take(Own((IN_BAND + 1, None, None))) == -1
     assert classes.take(Own((17, None, None))) == taken[16], "one that is there takes no room"
     assert classes.take(Own()) == 1
     classes.drop(taken[3])
-    assert classes.take(Own((ROOM + 1, None, None))) == taken[3]
+    assert classes.take(Own((IN_BAND + 1, None, None))) == taken[3]
+
+
+def test_clients_leave_some_to_commands_and_both_leave_some_to_rules(classes: Classes) -> None:
+    for i in range(IN_BAND):
+        assert classes.take(Own((i + 1, None, None))) > 0
+    assert classes.take(Own(always_active=True)) == -1
+    commanded = [classes.take(Own((i + 1, None, None), by_command=True)) for i in range(OWN - IN_BAND)]
+    assert min(commanded) > 0
+    assert classes.take(Own((OWN, None, None), by_command=True)) == -1
+    lib.roost_testing_classes_adopt(classes.raw, list(range(SERVICES, SERVICES + OWN)), OWN)
+    assert classes.take(Own((OWN, None, None), by_command=True)) == -1, "a successor counts them, too"
+    classes.drop(commanded[0])
+    assert classes.take(Own((OWN, None, None))) == -1, "it is not for clients"
+    assert classes.take(Own((OWN, None, None), by_command=True)) == commanded[0]
 
 
 def test_a_changed_service_changes_what_its_connections_left_to_it(classes: Classes) -> None:

@@ -16,11 +16,11 @@ import pytest
 from appliance.wire import Key, pack_address
 from tests.inner import ffi, lib
 from tests.unit.records import IDLE, SLEEP, Ka
-from tests.unit.test_classes import CLASSES, SERVICES, Classes, Own, Policy, classes  # noqa: F401
+from tests.unit.test_classes import CLASSES, OWN, SERVICES, Classes, Own, Policy, classes  # noqa: F401
 from tests.unit.test_turns import START_MS, Still
 
 NO_RULE: Final = 0xFFFFFFFF
-ROOM: Final = CLASSES - SERVICES
+RULED: Final = CLASSES - SERVICES - OWN
 
 
 @dataclass(frozen=True)
@@ -249,16 +249,19 @@ def test_what_is_set_in_band_stands_in_place_of_what_rules_give(classes: Classes
 
 
 def test_without_room_nothing_changes(classes: Classes) -> None:  # noqa: F811
-    [ruled] = give(classes, [(1, QUICK)])
-    taken = [classes.take(Own((i + 10, None, None))) for i in range(ROOM - 3)]
+    """What connections have set for themselves, as much as there may be of it, leaves rules theirs."""
+    taken = [classes.take(Own((i + 10, None, None), by_command=True)) for i in range(OWN)]
+    assert len(set(taken)) == OWN
+    many = [(1, Policy((i + 10, 20, 30))) for i in range(RULED - 2)]
+    ruled = give(classes, many)
     with pytest.raises(OSError, match="no room") as refused:
-        give(classes, [(1, SLOW), (2, SLOW), (3, SLOW)])
+        give(classes, [*many, (1, SLOW), (2, SLOW), (3, SLOW)])
     assert refused.value.errno == ENOSPC
-    assert classes.interned == ROOM - 2
+    assert classes.interned == OWN + RULED - 2
     lib.roost_testing_classes_retired_end(classes.raw)
-    assert classes.at(ruled) == QUICK, "it is not retired"
+    assert classes.at(ruled[0]) == many[0][1], "it is not retired"
     classes.drop(taken[0])
-    assert len(set(give(classes, [(1, SLOW), (2, SLOW), (3, SLOW)]))) == 3
+    assert len(set(give(classes, [*many, (1, SLOW), (2, SLOW), (3, SLOW)]))) == RULED + 1
 
 
 def test_a_successor_keeps_what_rules_gave_until_it_has_rules(classes: Classes) -> None:  # noqa: F811
