@@ -100,6 +100,9 @@ _bench("probe", "What share of a core the appliance's own keep-alive probes take
 _bench("flood", "Forged SYNs and segments: nobody is lost or woken, and a relay hardly notices.",
        _number("--connections", 1_000_000, least=1000), _number("--seconds", 30.0, "Each flood."),
        _number("--rate", 0.0, "Frames a second; 0: all it can.", 0))  # fmt: skip
+_bench("abuse", "What one source that does its worst, in ten ways, costs the clients of other networks.",
+       _number("--seconds", 20.0, "Each, and as long before it.", 0.1),
+       _number("--clients", 50_000, "Simulated ones, in each part.", 100))  # fmt: skip
 _bench("restart", "How long sleeping clients are without a daemon that is stopped or killed, and started.",
        _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."),
        click.Option(["--reboot"], is_flag=True,

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from appliance.lab import Lab
 from control.dev.bench import command
 from tests.bench import (
+    abuse,
     attach,
     chaos,
     churn,
@@ -59,6 +60,7 @@ CONTRACT = {
     "pressure": {f"{key}_down" for key in ("connections", "idle", "memory", "descriptors", "cpu_stall")}
     | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
+    "abuse": {"honest_p99_ratio", "honest_failed", "memory_growth_mb"},
     "restart": {"seconds", "lost"},
     "upgrade": LIFE | {"quiet_ms"},
     "takeover": LIFE | {"answered_s", "missed_s"},
@@ -267,6 +269,15 @@ def test_probe_sees_every_connection_probed_and_heard() -> None:
     assert_sound(report)
     assert 0 < report.figures["core_share"].median < 1
     assert report.figures["seen_by_clients"].median >= 2000
+
+
+@alone
+def test_abuse_gets_something_done_in_each_of_its_ways_and_no_honest_client_fails() -> None:
+    report = abuse.run(seconds=0.3, clients=2000)
+    assert_sound(report, "memory_growth_mb")
+    done = {key: figure.median for key, figure in report.figures.items() if key.endswith("_per_s")}
+    assert len(done) == 10
+    assert min(done.values()) > 0, done
 
 
 @alone

@@ -81,6 +81,7 @@ struct reply {
     __u32 seq, ack, payload, tsval, tsecr;
     __u16 window;
     __u8 flags, has_ts;
+    __u8 wrong; /* 1: its checksum shall be */
 };
 
 /* What the functions that decide are given. They are global functions, which the verifier looks at once each and not in
@@ -242,7 +243,7 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
         option[2] = bpf_htonl(r->tsecr);
         sum += words(option, 3);
     }
-    tcp->check = fold(sum);
+    tcp->check = fold(sum) ^ r->wrong;
     w->count->n[SIM_N_SENT]++;
     return 1;
 }
@@ -999,6 +1000,7 @@ static __always_inline void compose_spoofed(const struct work *w, const struct s
         r->ack = bpf_get_prandom_u32();
         r->flags = ACK;
         r->has_ts = !!(SIM_FLAGS(c->ctl) & SIM_F_TIMESTAMPS);
+        r->wrong = action == SIM_SPOOF_WRONG;
     }
     r->window = SIM_WINDOW;
     r->tsval = tsval(w, w->now_ms);
@@ -1065,6 +1067,7 @@ __attribute__((noinline)) int act(struct task *t) {
         return 0;
     case SIM_SPOOF_SYN:
     case SIM_SPOOF_SEGMENT:
+    case SIM_SPOOF_WRONG:
         compose_spoofed(w, c, r, job->action);
         return 1;
     }

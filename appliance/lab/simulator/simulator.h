@@ -92,7 +92,8 @@ enum sim_action {
     SIM_GIVE_UP = 6,
     SIM_SPOOF_SYN = 7,     /* from here on: what an attacker sends in a client's name, knowing nothing of it */
     SIM_SPOOF_SEGMENT = 8, /* an ACK outside of the window */
-    SIM_ACTIONS = 9,
+    SIM_SPOOF_WRONG = 9,   /* the same with a wrong checksum */
+    SIM_ACTIONS = 10,
 };
 
 /* What the live frames of one run do: the next one is for client list[next], or first + next. In the list SIM_MORE marks

@@ -393,6 +393,10 @@ class Simulator:
         """Bare acknowledgements with sequence numbers outside of the window."""
         return self._spoof(lib.SIM_SPOOF_SEGMENT, clients, seconds, rate)
 
+    def spoof_wrong(self, clients: range, seconds: float, rate: float = 0) -> int:
+        """The same with wrong checksums."""
+        return self._spoof(lib.SIM_SPOOF_WRONG, clients, seconds, rate)
+
     def _spoof(self, action: int, clients: range, seconds: float, rate: float) -> int:
         if not clients or clients.step != 1 or clients.start < 0 or clients.stop > self.clients:
             raise ValueError(f"the simulator has {self.clients} clients, from 0 on")
