@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -23,7 +24,7 @@ from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
 from control.core.ports import EnginePort, RulesPort
 from control.policy.cascade import explain
-from control.policy.rules import Rule, RuleError, ip_version, listens_at, read_rule
+from control.policy.rules import RULES_MAX, Rule, RuleError, ip_version, listens_at, read_rule
 from control.store.policies import ForgottenError, RuleRow
 from control.store.schema import MAPPED
 from control.store.store import Store
@@ -35,6 +36,23 @@ PAST: Final = 20
 
 NETWORKS: Final = 5
 """Networks that are named of those which share their values."""
+
+PARTS_MAX: Final = 4
+"""Of a key of TOML: `about.meters.version` has three. tomllib keeps each beginning of one, the square of its parts."""
+
+_OPENS: Final = re.compile(r"""\"{3}|'{3}|["'#]""")
+_CLOSES: Final = {
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    "'''": re.compile("'{3,5}"),
+    '"': re.compile(r'\\.|"|(?=\n)'),
+    "'": re.compile(r"'|(?=\n)"),
+    "#": re.compile(r"(?=\n)"),
+}
+"""Of strings and comments of TOML."""
+
+_LONG_KEY: Final = re.compile(rf"\.(?:[^.,=\[\]{{}}\n]*\.){{{PARTS_MAX - 1}}}")
+_MARKS: Final = (("[{.", 8, "tables, lists and keys with a dot"), ("=", 32, "keys"))
+"""Of TOML, how many of which there may be for each rule that there may be: tomllib takes up to a kilobyte for one."""
 
 _NOT_TAKEN: Final = ("version", "about", "error", "history", "report")
 
@@ -258,7 +276,7 @@ def check_words(who: str, why: str) -> None:
 def read_file(text: str) -> dict[str, Rule | None]:
     """The rules of a file, TOML or JSON, by name. Raises OperationError."""
     try:
-        data = json.loads(text) if text.lstrip().startswith("{") else tomllib.loads(text)
+        data = json.loads(text) if text.lstrip().startswith("{") else _read_toml(text)
     except (ValueError, RecursionError) as error:
         raise OperationError(422, f"the file is neither TOML nor JSON: {error}"[:300]) from None
     if unknown := sorted(set(data) - {"rule", *_NOT_TAKEN}):
@@ -279,6 +297,29 @@ def read_file(text: str) -> dict[str, Rule | None]:
             raise OperationError(422, f'two rules have the name "{rule.name}"')
         rules[rule.name] = rule
     return rules
+
+
+def _read_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError; what rules cannot need is refused before tomllib takes much memory for it."""
+    bare = _bare(text)
+    if _LONG_KEY.search(bare):
+        raise ValueError(f"a key has more than {PARTS_MAX} parts, and rules need one")
+    for marks, each, what in _MARKS:
+        if sum(map(bare.count, marks)) > each * RULES_MAX:
+            raise ValueError(f"it has more {what} than {RULES_MAX:,} rules, as many as there may be, have need of")
+    return tomllib.loads(text)
+
+
+def _bare(text: str) -> str:
+    """TOML with a letter for each string and comment, up to where tomllib finds its first mistake, and so ends."""
+    parts, at = list[str](), 0
+    while opened := _OPENS.search(text, at):
+        parts.append(text[at : opened.start()])
+        at = opened.end()
+        while (closed := _CLOSES[opened[0]].search(text, at)) and closed[0].startswith("\\"):
+            at = closed.end()
+        at = closed.end() if closed else len(text)
+    return "s".join([*parts, text[at:]])
 
 
 def _about(row: RuleRow) -> dict[str, Any]:

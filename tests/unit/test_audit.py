@@ -26,6 +26,7 @@ from control.export.export import Export
 from control.store import queues
 from control.store.appended import Audit
 from tests.databases import Database, Sqlite, written
+from tests.unit import test_policy_operations as policy
 from tests.unit.asked import asked, transport
 from tests.unit.fake_engine import key
 from tests.unit.test_registry import Rig
@@ -79,6 +80,19 @@ def test_what_is_changed_and_refused_is_kept_with_who_asked(box: Box) -> None:
     assert box.rows(who="bob von Nü") == [second, fourth]
     assert box.rows(refused=True) == [second, third, fifth]
     assert box.rows(refused=True, who="root", limit=1) == [fifth]
+
+
+def test_a_change_that_is_tried_is_kept_where_it_is_refused(sqlite: Sqlite) -> None:
+    rig = Rig(cast(Database, sqlite))
+    box = policy.Box(rig)
+    box.transport = transport(box.operations, rig.store.append)
+    good = '[[rule]]\nname = "a"\nactive_quiet = 1'
+    box.ask("POST", "/try", {"file": good})
+    box.ask("POST", "/try", {"file": good + "\na.a.a.a.a = 1"}, 422)
+    assert written(rig.store)
+    (row,) = rig.store.recent_audit(10)
+    assert (row.path, row.status, "more than 4 parts" in row.error) == ("/v1/policy/try", 422, True)
+    rig.close()
 
 
 def test_what_is_no_text_and_what_is_long_is_kept_as_far_as_it_goes(box: Box) -> None:

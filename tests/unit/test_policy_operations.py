@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from errno import ENOSPC
 from typing import Any, cast
 
@@ -18,11 +20,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.engine import EngineError
 from appliance.wire import Command, Own, pack_address
 from control.channel.operations import Operations
+from control.clients import ruling
 from control.clients.giving import Giving
 from control.clients.rules import Rules
 from control.clients.ruling import Ruling
 from control.config import Config, Service, parse
 from control.core.access import BODY_MAX
+from control.core.errors import OperationError
 from control.core.ports import CommandsPort, Outcome
 from control.core.states import State
 from control.daemon.engine_rules import EngineRules
@@ -67,8 +71,8 @@ class Box:
         self.given: list[Command] = []
         giving = Giving(cast(CommandsPort, self), self.rig.locator)
         parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "ruling": ruling, "giving": giving}
-        operations = Operations(**parts)
-        self.transport = transport(operations)
+        self.operations = Operations(**parts)
+        self.transport = transport(self.operations)
         return self.rules
 
     def command(self, command: Command, *_: object) -> Future[Outcome]:
@@ -358,6 +362,78 @@ def test_what_is_listed_may_be_tried_and_set(lite: Box) -> None:
     listed["rule"][0]["priority"] = "high"
     told = lite.ask("PUT", "/rules", {"file": json.dumps(listed), "who": "ann"})
     assert [(one["name"], one["rule"]["priority"]) for one in told["changed"]] == [("a", "high")]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (".".join("a" * 5) + " = 1", "a key has more than 4 parts"),
+        (".".join("a" * 25_000) + " = 1", "a key has more than 4 parts"),
+        ("[a . 'b' .c.\"d\".e]\n", "a key has more than 4 parts"),
+        ("[[a.a.a.a.a]]", "a key has more than 4 parts"),
+        ("x = [{a=1, b.b.b.b.b = 1}]", "a key has more than 4 parts"),
+        ('x = """\n"""""\na.a.a.a.a = 1', "a key has more than 4 parts"),
+        ("x = '''\n\\'''''\na.a.a.a.a = 1", "a key has more than 4 parts"),
+        ('x = "#"\na.a.a.a.a = 1', "a key has more than 4 parts"),
+        ("x = '\\'\na.a.a.a.a = 1", "a key has more than 4 parts"),
+        ("x={}\n" * 80_001, "more tables, lists and keys with a dot than 10,000 rules"),
+        ("[x]\n" * 80_001, "more tables, lists and keys with a dot than 10,000 rules"),
+        ("x=1\n" * 320_001, "more keys than 10,000 rules"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_toml_that_takes_far_more_memory_than_it_is_long_is_refused_before_it_is_read(
+    lite: Box, monkeypatch: pytest.MonkeyPatch, file: str, said: str
+) -> None:
+    def read(_text: str) -> None:
+        raise AssertionError("it is read")
+
+    monkeypatch.setattr("control.clients.ruling.tomllib.loads", read)
+    assert said in lite.ask("POST", "/try", {"file": file}, 422)["error"]
+
+
+def test_dots_and_brackets_in_strings_comments_and_numbers_are_no_keys(lite: Box) -> None:
+    file = """
+        # a.b.c.d.e.f = 1 and [a.b.c.d.e], "\\
+        version = 3
+        about."odd.name.with.many.dots".version = 2
+        [[rule]]
+        name = "a.b.c.d.e.f"  # it's a name
+        client = "a.b.c.d.e.*"
+        network = '10.0.0.0/8'
+        active_quiet = 2.5
+        [[rule]]
+        name = "other"
+        network = "::ffff:10.2.3.4/128"
+        idle_quiet = 1.25
+        in_band_clients = ["done", "quiet"]
+    """
+    why = 'why = """\n\\""" a.a.a.a.a [a.a.a.a.a] \'\' """""\n'
+    told = lite.ask("POST", "/try", {"file": f"report.{why}{file}"})
+    assert [(one["name"], one["change"]) for one in told["rules"]] == [("a.b.c.d.e.f", "new"), ("other", "new")]
+
+
+TOML = st.lists(
+    st.sampled_from(["a", ".", '"', "'", '"""', "'''", "\\", "#", "\n", "[", "]", "[[", "{", "}", "=", ",", " ", "1",
+                     ".a.a", "a.a.a = 1\n", '"a".', "x = '", 'x = "', "\t", "]]\n"]), max_size=40,
+).map("".join)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(TOML)
+def test_no_key_that_tomllib_reads_is_longer_than_was_looked_for(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    lengths = [0]
+    parse_key = tomllib._parser.parse_key  # type: ignore[attr-defined]
+
+    def parsed(*arguments: Any) -> Any:
+        found = parse_key(*arguments)
+        lengths.append(len(found[1]))
+        return found
+
+    with monkeypatch.context() as patch, suppress(OperationError):
+        patch.setattr("tomllib._parser.parse_key", parsed)
+        ruling.read_file(file)
+    assert max(lengths) <= ruling.PARTS_MAX
 
 
 @pytest.mark.parametrize(
