@@ -48,7 +48,7 @@ ClientName = Annotated[
          json_schema_extra=NAME),
 ]  # fmt: skip
 RuleName = Annotated[str, Path(description="a rule's name", examples=["meters"])]
-TokenName = Annotated[str, Path(description="a token's name, or its id", examples=["ann"])]
+TokenName = Annotated[str, Path(description="a token's id, or else its name", examples=["ann"])]
 
 KEYS_MAX: Final = 100
 """4-tuples in a query."""

@@ -4,7 +4,7 @@
 GET  /v1/tokens                                 those there are, and those that ended in the last 90 days
 POST /v1/tokens                                 {"name": "ann", "role": "operator", "expires_s": 7776000}; of a
                                                 server with its "services". The answer has the token itself, once
-DELETE /v1/tokens/{name or id}                  it is good no more
+DELETE /v1/tokens/{id or name}                  it is good no more; an id goes before a name
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Tokens:
         return {"token": text, **_shown(row, now)}
 
     def revoke(self, which: str) -> dict[str, Any]:
-        """The token with this name or id is good no more."""
+        """The token with this id, or else this name, is good no more."""
         try:
             row = self._store.revoke_token(which)
         except NoSuchTokenError as error:

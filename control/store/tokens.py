@@ -37,7 +37,7 @@ class TokenRow(NamedTuple):
 
 
 class TakenError(StoreError):
-    """A good token has this name."""
+    """A good token has this name, or it is the id of one."""
 
 
 class TooManyError(StoreError):
@@ -54,10 +54,13 @@ def _good(now: int) -> sa.ColumnElement[bool]:
 
 
 def add(connection: Connection, row: TokenRow) -> None:
-    """Raises TakenError, TooManyError. Those whose end is KEEP_MS ago are removed."""
+    """Raises TakenError, TooManyError. A name is no id, even of a token that has ended: by it that one may be meant.
+    Those whose end is KEEP_MS ago are removed."""
     now = row.made_at
     if connection.scalar(sa.select(tokens.c.id).where(_good(now), tokens.c.name == row.name)) is not None:
         raise TakenError(f'there is a token "{row.name}"; revoke it first, or choose another name')
+    if (whose := connection.scalar(sa.select(tokens.c.name).where(tokens.c.id == row.name))) is not None:
+        raise TakenError(f'"{row.name}" is the id of the token "{whose}"; choose another name')
     if (connection.scalar(sa.select(sa.func.count()).where(_good(now))) or 0) >= TOKENS_MAX:
         raise TooManyError(f"there are {TOKENS_MAX:,} tokens; revoke some first")
     ended = sa.or_(tokens.c.revoked_at < now - KEEP_MS, tokens.c.expires_at < now - KEEP_MS)
@@ -67,9 +70,9 @@ def add(connection: Connection, row: TokenRow) -> None:
 
 
 def revoke(connection: Connection, which: str, now: int) -> TokenRow:
-    """The token with this name or id is good no more; what it was. Raises NoSuchTokenError."""
+    """The token with this id, or else this name, is good no more; what it was. Raises NoSuchTokenError."""
     named = sa.or_(tokens.c.name == which, tokens.c.id == which)
-    row = connection.execute(sa.select(tokens).where(_good(now), named).order_by(tokens.c.name != which)).first()
+    row = connection.execute(sa.select(tokens).where(_good(now), named).order_by(tokens.c.id != which)).first()
     if row is None:
         raise NoSuchTokenError(f'there is no token "{which}" that could be used')
     connection.execute(sa.update(tokens).where(tokens.c.id == row.id).values(revoked_at=now))

@@ -61,9 +61,10 @@ export async function tokens({ main, signal, doing, title, say }) {
   const revoke = (row) => doing(async () => {
     const means = "Whoever uses it is refused within two seconds. Another one has to be made.";
     if (!await confirmed(`Revoke the token ${row.name}?`, means, "Revoke")) return;
-    await api.send("DELETE", `/v1/tokens/${encodeURIComponent(row.id)}`);
-    say(`The token ${row.name} is revoked.`);
+    const told = await api.send("DELETE", `/v1/tokens/${encodeURIComponent(row.id)}`);
     await load();
+    if (told.id !== row.id) throw new Error(`Another token was revoked: ${told.name} (${told.id}).`);
+    say(`The token ${row.name} is revoked.`);
   });
   main.append(h("form", { class: "row panel", onsubmit: make }, field("Name", name), field("Role", role), servers,
     field("Good for", days), h("button", { class: "main" }, "Make a token")), made, rows);
