@@ -217,7 +217,7 @@ class Grouping:
     def _tell(self, groups: Mapping[Connection, frozenset[str]]) -> set[frozenset[str]]:
         """Tell the engine of those that are in another one there; the sets that there are."""
         sets = set(groups.values())
-        numbers = self._rules.group_numbers(sets)
+        numbers = self._rules.group_numbers(dict.fromkeys(sets, 0) | self._services_of(groups))
         others, in_vain = dict[Connection, int](), list[Connection]()
         for one, group in groups.items():
             wanted, (told, times) = numbers[group], self._told.pop(one, (numbers[group], 0))
@@ -237,6 +237,12 @@ class Grouping:
                       extra=about(connection=in_vain[0][1], client=client))  # fmt: skip
         self._submit(others)
         return sets
+
+    def _services_of(self, groups: Mapping[Connection, frozenset[str]]) -> dict[frozenset[str], int]:
+        """By set the number of the service of a client that has it, where the rules do not know of one."""
+        one_of = {group: key for (key, _), group in groups.items() if group and not self._rules.holds(group)}
+        found = self._engine.find_many([*one_of.values()])
+        return {group: event.service for group, event in zip(one_of, found, strict=True) if event is not None}
 
     def _submit(self, groups: Mapping[Connection, int]) -> None:
         commands = [

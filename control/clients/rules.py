@@ -11,6 +11,7 @@ import difflib
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,6 +83,9 @@ class Rules:
         self.groups: dict[frozenset[str], int] = {}
         """Sets of rules with `client` or `tag` that connections have, by selector, and the number of each in the
         engine."""
+
+        self._holders: dict[frozenset[str], int] = {}
+        """Of these, as far as it is known, the number of the service whose client had it first."""
 
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._announced = self.state.rules.selectors
@@ -158,17 +162,43 @@ class Rules:
         """Call `listener` when other rules than before are for names, in the thread that changed them."""
         self._listeners += (listener,)
 
-    def group_numbers(self, sets: Collection[frozenset[str]]) -> dict[frozenset[str], int]:
+    def group_numbers(self, sets: Mapping[frozenset[str], int]) -> dict[frozenset[str], int]:
         """The number of each of these sets of selectors; the engine has the values of new ones then. 0: of the empty
-        one, and of those for which there is no room. Raises OperationError."""
+        one, and of those for which there is no room. sets: each with the number of the service of a client that has
+        it, 0: it is not known. Raises OperationError."""
         with self._changing:
-            if new := [names for names in sets if names and names not in self.groups]:
-                free = self._free_numbers()
-                numbered = dict(zip(new, free, strict=False))
-                if len(numbered) < len(new):
-                    self._note_shortage(f"{GROUPS_MAX} at most", new[-1])
-                self._add_groups(numbered)
+            self._holders = {names: of for names, of in sets.items() if of and names in self.groups} | self._holders
+            if new := {names: of for names, of in sets.items() if names and names not in self.groups}:
+                fitting = self._fitting(new)
+                self._add_groups(dict(zip(fitting, self._free_numbers(), strict=False)))
+                self._holders |= {names: of for names, of in fitting.items() if names in self.groups}
+                if left := [names for names in new if names not in self.groups]:
+                    self._note_shortage(self._held(), left[-1])
             return {names: self.groups.get(names, 0) for names in sets}
+
+    def holds(self, names: frozenset[str]) -> bool:
+        """Whether this set has a number, and it is known for which service."""
+        return names in self._holders
+
+    def _fitting(self, new: Mapping[frozenset[str], int]) -> dict[frozenset[str], int]:
+        """Those of new sets for which there is room: of half of all numbers each service has a share to itself, so that
+        tags of one, which its servers may give, leave some to the others."""
+        services = [number for number, service in self._configured()[0].items() if service.kind != "agents"]
+        share = GROUPS_MAX // 2 // len(services) if len(services) > 1 else 0
+        held, fitting = Counter(self._holders.get(names, 0) for names in self.groups), dict[frozenset[str], int]()
+        for names, of in new.items():
+            for_others = sum(max(share - held[other], 0) for other in services if other != of)
+            if held.total() + for_others < GROUPS_MAX:
+                fitting[names] = of
+                held[of] += 1
+        return fitting
+
+    def _held(self) -> str:
+        """How many there are, and which service has most of them."""
+        services = self._configured()[0]
+        ((most, count),) = Counter(self._holders.get(names, 0) for names in self.groups).most_common(1) or [(0, 0)]
+        whose = f', a share of them for each service; "{services[most].name}" has {count}' if most in services else ""
+        return f"{GROUPS_MAX} at most{whose}"
 
     def _free_numbers(self) -> list[int]:
         """In turn, and none in which the engine has a connection: it would be in the new group."""
@@ -219,6 +249,7 @@ class Rules:
             if fewer:
                 self._write_groups(kept)
                 self.groups = kept
+                self._holders = {names: of for names, of in self._holders.items() if names in kept}
             if was_short or fewer:
                 self._apply()
             return was_short and fewer

@@ -18,7 +18,7 @@ from control.core.states import State
 from control.policy.rules import GROUPS_MAX
 from control.store.database import StoreError
 from tests.databases import Database
-from tests.unit.fake_engine import key
+from tests.unit.fake_engine import key, record
 from tests.unit.test_policy_operations import CONFIG, Box
 from tests.unit.test_registry import Rig
 
@@ -230,12 +230,42 @@ def test_a_group_that_the_engine_has_not_carried_out_yet_is_not_taken_for_the_on
 
 
 def test_there_is_room_for_as_many_groups_as_a_byte_counts(names: Names) -> None:
-    sets = [frozenset({f"r{number}"}) for number in range(GROUPS_MAX + 1)]
+    sets = {frozenset({f"r{number}"}): number % 2 + 1 for number in range(GROUPS_MAX + 1)}
     numbers = names.box.rules.group_numbers(sets)
     assert sorted(numbers.values()) == list(range(GROUPS_MAX + 1))
     assert len(names.box.rules.problems) == 1
     assert names.box.rules.forget_groups(keep=[]), "there is room for those that had none"
     assert names.box.rules.problems == []
+    names.box.configure(CONFIG.partition('[[service]]\nname = "web"')[0])
+    assert 0 not in names.box.rules.group_numbers(dict.fromkeys([*sets][1:], 1)).values(), "all are for one service"
+
+
+def test_no_service_takes_the_groups_of_the_others(names: Names) -> None:
+    """Servers may tag the clients of their own service."""
+    names.close()
+    sets = [frozenset({f"r{number}"}) for number in range(GROUPS_MAX + 70)]
+    numbers = names.box.rules.group_numbers(dict.fromkeys(sets[:GROUPS_MAX], 1))
+    assert [*numbers.values()].count(0) == GROUPS_MAX // 4
+    (problem,) = names.box.rules.problems
+    assert f'(255 at most, a share of them for each service; "line" has {GROUPS_MAX - GROUPS_MAX // 4})' in problem.text
+    numbers = names.box.rules.group_numbers(dict.fromkeys(sets[GROUPS_MAX:], 2))
+    assert [*numbers.values()].count(0) == 70 - GROUPS_MAX // 4
+
+
+def test_which_service_has_a_group_is_known_of_its_clients_after_a_restart_too(names: Names) -> None:
+    names.rig.engine.add(key(9), 9, State.IDLE).record = record(key(9), 9, service=2)
+    names.name("door-9", 9)
+    names.box.set("one", client="door-9", active_quiet=5)
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.looked()
+    for _ in range(2):
+        held = {next(iter(selectors)).split()[0]: of for selectors, of in names.box.rules._holders.items()}
+        assert held == {"one": 2, "meters": 1}
+        names.close()
+        later = names.box.start()
+        assert not later._holders
+        names.grouping = Grouping(names.rig.engine, names.rig.store, names.rig.registry, later)
+        names.grouping._look_at_all()
 
 
 def test_groups_that_the_engine_has_no_room_for_leave_all_other_rules_as_they_are(names: Names) -> None:
@@ -309,9 +339,9 @@ def test_another_pattern_for_a_rule_takes_its_values_from_who_was_in_it_at_once(
 
 
 def test_numbers_of_groups_are_given_again_last(names: Names) -> None:
-    first = names.box.rules.group_numbers([frozenset("a")])
+    first = names.box.rules.group_numbers({frozenset("a"): 1})
     names.box.rules.forget_groups(keep=[])
-    assert set(names.box.rules.group_numbers([frozenset("b")]).values()).isdisjoint(first.values())
+    assert set(names.box.rules.group_numbers({frozenset("b"): 1}).values()).isdisjoint(first.values())
 
 
 def test_what_gave_a_value_is_explained_and_a_try_tells_how_many_names(names: Names) -> None:
