@@ -47,22 +47,29 @@ def literals(pattern: str) -> int:
     return len(pattern) - pattern.count("*") - pattern.count("?")
 
 
+@lru_cache(maxsize=10_000)
+def _places(pattern: str) -> dict[str, int]:
+    """By each character that stands in a pattern, bits: the places where it stands."""
+    found: dict[str, int] = {}
+    for place, one in enumerate(pattern):
+        found[one] = found.get(one, 0) | 1 << place
+    return found
+
+
 @lru_cache(maxsize=100_000)
 def may_both_be_like(one: str, other: str) -> bool:
     """Whether there is a text that is as both patterns say."""
-    reached = {(0, 0)}  # how much of each has been met by a text
-    todo = [(0, 0)]
-    while todo:
-        i, j = todo.pop()
-        if i == len(one) and j == len(other):
-            return True
-        a, b = one[i : i + 1], other[j : j + 1]
-        after = [(i + 1, j)] if a == "*" else []
-        after += [(i, j + 1)] if b == "*" else []
-        if a and b and (a == b or a in "*?" or b in "*?"):
-            after.append((i + (a != "*"), j + (b != "*")))
-        for place in after:
-            if place not in reached:
-                reached.add(place)
-                todo.append(place)
-    return False
+    other = re.sub(r"\*+", "*", other)
+    places, end = _places(other), 1 << len(other)
+    stars, any_one = places.get("*", 0), places.get("?", 0)
+    met = 1 | (stars & 1) << 1  # bits: of how much of the other a text may be that is as the first one up to here
+    for letter in one:
+        if letter == "*":
+            met = -(met & -met) & (2 * end - 1)  # from the least one on
+            continue
+        fitting = end - 1 - stars if letter == "?" else places.get(letter, 0) | any_one
+        met = met & stars | (met & fitting) << 1
+        met |= (met & stars) << 1
+        if not met:
+            return False
+    return bool(met & end)

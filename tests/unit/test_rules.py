@@ -6,7 +6,9 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import itertools
+import sys
 import time
+from types import FrameType
 from typing import Any, Final
 
 import pytest
@@ -211,6 +213,25 @@ def test_two_patterns_meet_where_there_is_a_text_that_is_as_both(one: str, other
     texts = ("".join(letters) for length in range(9) for letters in itertools.product("ab", repeat=length))
     meet = any(is_like(text, one) and is_like(text, other) for text in texts)
     assert may_both_be_like(one, other) == meet
+
+
+def test_the_dearest_patterns_are_compared_in_steps_of_the_one_alone() -> None:
+    """Each rule by name is compared with each other one, at each start. The steps are counted: lines that are run."""
+    one, other = ("*?*?*?*" + "?" * 54 + end for end in ("ab", "ac"))
+    steps = 0
+
+    def step(_frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        meet = may_both_be_like.__wrapped__(one, other)
+    finally:
+        sys.settrace(before)
+    assert (meet, steps < 20 * len(one + other)) == (False, True), steps
 
 
 # -- the cascade ------------------------------------------------------------------------------------------------------
