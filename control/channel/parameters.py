@@ -101,6 +101,11 @@ Refused = Annotated[bool, Query(description="true: only what was refused or fail
 Who = Annotated[str, Query(max_length=WHO_LENGTH, description="only what this one asked for", examples=["ann"])]
 AfterTag = Annotated[str, Query(description="those that come after this one", examples=["red"])]
 Tags = Annotated[int, Query(ge=0, le=PAGE_ROWS_MAX, description="how many, at most"), DIGITS]
+BeforeVersion = Annotated[
+    int | None,
+    Query(ge=0, le=2**53 - 1, description="of versions before this one: an answer has some megabytes at most"),
+    DIGITS,
+]
 OfOneRule = Annotated[str | None, Query(description="of this rule alone", examples=["meters"])]
 
 # -- of a client that would connect -----------------------------------------------------------------------------------

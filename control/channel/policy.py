@@ -3,7 +3,7 @@
 given (giving.py).
 
     GET  /v1/policy                                 the rules that are in force, their version, and who made them
-    GET  /v1/policy/history?limit=&rule=            the last changes
+    GET  /v1/policy/history?limit=&rule=&before=    the last changes, some megabytes at most; those of versions before
     GET  /v1/policy/rules/{name}                    one rule, and its last changes
     PUT  /v1/policy/rules/{name}                    {"rule": {...}, "who": ..., "why": ..., "seen": 7}: the rule is this
     DELETE /v1/policy/rules/{name}                  {"who": ..., ...}: there is no such rule
@@ -128,8 +128,10 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.all()
 
     @routes.get("/v1/policy/history")
-    def history(limit: par.Last100000 = 100, rule: par.OfOneRule = None) -> list[dict[str, Any]]:
-        return ruling.history(limit, rule)
+    def history(
+        limit: par.Last100000 = 100, rule: par.OfOneRule = None, before: par.BeforeVersion = None
+    ) -> list[dict[str, Any]]:
+        return ruling.history(limit, rule, before)
 
     @routes.get("/v1/policy/explain")
     def explain(client: par.Address, service: par.ToService, server: par.ToServer = "") -> dict[str, Any]:

@@ -104,9 +104,10 @@ class Ruling:
                 about[name]["problems"].append(problem.text)
         return {"version": state.version, "error": self._rules.error, "rule": found, "about": about}
 
-    def history(self, limit: int, name: str | None = None) -> list[dict[str, Any]]:
-        """The last changes, of one rule or of all, oldest first."""
-        return [_change(row) for row in self._store.rule_changes(limit, name)]
+    def history(self, limit: int, name: str | None = None, before: int | None = None) -> list[dict[str, Any]]:
+        """The last changes, of one rule or of all, of versions before this one or of all, oldest first: as many of them
+        as are some megabytes."""
+        return [_change(row) for row in self._store.rule_changes(limit, name, before)]
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

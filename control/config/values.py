@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
@@ -158,11 +158,19 @@ Ports = Annotated[str, BeforeValidator(ports_text, json_schema_input_type=int | 
 PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 
 
+WORDS_MAX: Final = 32
+
+
 def words(value: object) -> object:
-    """Of text the words between commas, `none`: no word; of anything else itself."""
-    if not isinstance(value, str):
-        return value
-    return [] if value.strip() in ("", "none") else [word.strip() for word in value.split(",")]
+    """Of text the words between commas, `none`: no word; of a list each of its words once; of anything else itself.
+    What is wrong is told word by word, so that a long list is refused as a whole."""
+    if isinstance(value, str):
+        value = [] if value.strip() in ("", "none") else [word.strip() for word in value.split(",")]
+    if isinstance(value, list):
+        value = list(dict.fromkeys(value)) if all(isinstance(word, str) for word in value) else value
+        if len(value) > WORDS_MAX:
+            raise ValueError(f"has {len(value):,} words, and there are fewer")
+    return value
 
 
 def _address(value: object) -> str:

@@ -14,6 +14,7 @@ import difflib
 import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -181,9 +182,11 @@ class Rule(Policy):
 
 
 def read_rule(data: Mapping[str, Any]) -> Rule:
-    """The rule that has these keys; raises RuleError."""
+    """The rule that has these keys; raises RuleError. Of more keys than there are some are looked at: each that is not
+    known is a mistake of its own, and takes a kilobyte."""
+    some = dict(islice(data.items(), len(Rule.model_fields) + _TOLD))
     try:
-        return Rule.model_validate(data)
+        return Rule.model_validate(some)
     except ValidationError as error:
         raise RuleError("; ".join(map(_sentence, error.errors()[:_TOLD]))) from None
 

@@ -20,6 +20,9 @@ from control.store.schema import groups, rules
 KEEP_ROWS: Final = 100_000
 """So many rows of changes are kept; of those before, what the rules were at the first version that is kept whole."""
 
+TOLD_BYTES: Final = 4_000_000
+"""Of changes that are read at once."""
+
 KEPT_FROM: Final = "rules_from"
 """In `meta`: that version."""
 
@@ -65,11 +68,21 @@ def state(connection: Connection, version: int | None = None) -> tuple[int, list
     return max((row.version for row in found), default=0), found
 
 
-def changes(connection: Connection, limit: int, rule: str | None = None) -> list[RuleRow]:
-    """The last `limit` rows, of one rule or of all, oldest first."""
+def changes(connection: Connection, limit: int, rule: str | None = None, before: int | None = None) -> list[RuleRow]:
+    """The last `limit` rows, of one rule or of all, of versions before this one or of all, oldest first. Fewer, where
+    they have more than TOLD_BYTES: then those of whole versions, or of one version some."""
     query = sa.select(rules).order_by(rules.c.version.desc(), rules.c.rule).limit(limit)
-    found = connection.execute(query.where(rules.c.rule == rule) if rule is not None else query)
-    return [_row(row) for row in found][::-1]
+    query = query.where(rules.c.rule == rule) if rule is not None else query
+    query = query.where(rules.c.version < before) if before is not None else query
+    found, told = list[RuleRow](), 0
+    with connection.execute(query, execution_options={"yield_per": 50}) as rows:
+        for row in map(_row, rows):
+            told += len(row.content or "") + len(row.why)
+            if told > TOLD_BYTES and found:
+                found = [one for one in found if one.version != row.version] or found
+                break
+            found.append(row)
+    return found[::-1]
 
 
 def write(connection: Connection, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> list[RuleRow]:

@@ -237,10 +237,10 @@ class Reader:
         with self._reading() as connection:
             return policies.state(connection, version)
 
-    def rule_changes(self, limit: int, rule: str | None = None) -> list[policies.RuleRow]:
+    def rule_changes(self, limit: int, rule: str | None = None, before: int | None = None) -> list[policies.RuleRow]:
         """policies.changes."""
         with self._reading() as connection:
-            return policies.changes(connection, limit, rule)
+            return policies.changes(connection, limit, rule, before)
 
     def service_names(self) -> dict[int, str]:
         """By their numbers, of every service that ever was."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 
@@ -46,6 +47,26 @@ def test_a_version_counts_each_change_and_the_newest_row_of_a_rule_is_what_it_is
     assert [(row.version, row.rule, row.content) for row in store.rule_changes(100)][:2] == [(1, "a", A), (2, "b", B)]
     assert [row.version for row in store.rule_changes(2)] == [2, 3]
     assert [row.version for row in store.rule_changes(100, "a")] == [1, 2, 3]
+
+
+def test_changes_are_read_in_pages_of_so_many_bytes_and_none_is_left_out(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policies, "TOLD_BYTES", 100)
+    for version in range(4):
+        store.change_rules({"a": json.dumps(["x" * 40, version]), "b": "{}"}, "ann", "", version)
+    seen: list[tuple[int, str]] = []
+    before = None
+    while page := store.rule_changes(100_000, before=before):
+        seen = [(row.version, row.rule) for row in page] + seen
+        before = page[0].version
+        assert sum(len(row.content or "") for row in page) <= 100
+    assert seen == [(version, rule) for version in range(1, 5) for rule in ("b", "a")]
+    store.change_rules({"c": "x" * 101, "d": "x" * 101}, "ann", "", 4)  # longer than a page
+    assert [(row.version, row.rule) for row in store.rule_changes(100_000)] == [(5, "c")]
+    assert [row.version for row in store.rule_changes(100_000, "d")] == [5]
+    store.change_rules({"a": A}, "ann", "x" * 101, 5)  # as why may be
+    assert [row.version for row in store.rule_changes(100_000)] == [6]
 
 
 def test_a_removed_rule_still_says_at_which_version(store: Store) -> None:

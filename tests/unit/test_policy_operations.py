@@ -149,6 +149,7 @@ def test_a_removed_rule_is_in_force_no_more_and_its_past_is_told(lite: Box) -> N
     told = lite.ask("DELETE", "/rules/r", {"who": "bob", "why": "over"})
     assert (told["version"], told["changed"][0]["rule"]) == (2, None)
     assert lite.engine.entries == ()
+    assert [row["version"] for row in lite.ask("GET", "/history?before=2")] == [1]
     past = lite.ask("GET", "/history")
     assert [(row["version"], row["who"], row["rule"] and row["rule"]["active_quiet"], row["why"]) for row in past] == [
         (1, "ann", 30.0, ""), (2, "bob", None, "over"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 import ipaddress
 import itertools
+import json
 import sys
 import time
 from types import FrameType
@@ -127,6 +128,38 @@ def test_what_is_no_rule_is_refused_with_the_keys_name(keys: dict[str, Any], sai
     told = refused(**keys)
     assert said in told
     assert len(told) < 1000
+
+
+def test_words_that_are_said_twice_are_kept_once_and_no_list_of_them_is_long() -> None:
+    assert rule("a", in_band_clients=["done", "quiet"] * 400_000).values == {"in_band_clients": ("done", "quiet")}
+    assert rule("a", in_band_servers="done, quiet, done").values == {"in_band_servers": ("done", "quiet")}
+    for many in ([f"w{n}" for n in range(33)], [0] * 33):
+        with pytest.raises(RuleError, match="`in_band_clients` has 33 words, and there are fewer"):
+            rule("a", in_band_clients=many)
+
+
+def test_of_many_keys_that_are_not_known_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(Rule, "model_validate", lambda data: looked.append(len(data)))
+    read_rule(dict.fromkeys(map(str, range(1000)), 1))
+    assert looked[0] < 100
+    monkeypatch.undo()
+    with pytest.raises(RuleError, match="unknown key `0`"):
+        read_rule({"name": "a", "active_quiet": 1} | dict.fromkeys(map(str, range(1000)), 1))
+
+
+def test_the_longest_rule_is_short() -> None:
+    """Each of 100,000 changes that are kept has it."""
+    most = {
+        key: ["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"] if "in_band" in key
+        else field.default for key, field in Policy.model_fields.items() if key not in OF_THE_SERVICE
+    }  # fmt: skip
+    most |= {"active_quiet": 1234567.123456789, "probe_interval": 1, "most_probe_interval": 65535}
+    del most["sleep_keepalive"], most["new_clients"]
+    long = "x" * 63
+    text = json.dumps(rule(long, **most, client=long, tag=long, service=long, server="2001:db8::1", network="::/0",
+                           order=-1_000_000).content)  # fmt: skip
+    assert len(text) < 2048
 
 
 def test_a_rule_is_read_again_from_its_content() -> None:
