@@ -52,6 +52,8 @@ def parse_duration(value: object) -> float:
         seconds = float(value) if abs(value) <= _MAX_S else -1.0  # a whole number may be too large for a float
     if not 0 <= seconds <= _MAX_S:
         raise ValueError(f"a duration lies between 0 and {_MAX_S / 86400:.0f} days")
+    if seconds and not round(seconds * 1000):
+        raise ValueError("a duration is counted in milliseconds, of which this one would be 0, which is never")
     return seconds
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,13 @@ def test_a_missing_or_binary_file_is_said_plainly(tmp_path: Path) -> None:
 )
 def test_durations(given_value: object, seconds: float) -> None:
     assert parse_duration(given_value) == seconds
+
+
+@given(st.floats(0, 0.01) | st.from_regex(r"0\.0{1,4}[0-9]{1,3}(ms|s)", fullmatch=True))
+def test_a_duration_that_is_none_in_the_engines_unit_was_said_to_be_none(given_value: float | str) -> None:
+    with suppress(ValueError):
+        seconds = parse_duration(given_value)
+        assert bool(round(seconds * 1000)) == bool(seconds)
 
 
 @given(st.text(max_size=12))

@@ -51,6 +51,7 @@ def test_the_keys_are_in_the_order_of_the_engines_struct() -> None:
         ({"priority": "low"}, "`priority` is given by rules and services alone"),
         ({"x" * 5000: None}, "is no key"),
         ({"idle_quiet": "soon"}, '`idle_quiet` "soon" is no duration'),
+        ({"idle_quiet": 0.0001}, "`idle_quiet` a duration is counted in milliseconds"),
         ({"idle_quiet": -1}, "`idle_quiet` a duration lies between 0 and"),
         ({"idle_quiet": 1e300}, "a duration lies between"),
         ({"probe_interval": "1d"}, "`probe_interval` this duration is counted in whole seconds, at most 65535"),
