@@ -36,7 +36,8 @@ class Client(Waiting):
     asks, for the record. timeout: s that each step of an answer may take. retries: of what changes nothing, when the
     API is away, or has too much to do. transport: httpx's, in place of one that is made.
 
-    Raises ValueError: the URL is none; OSError: a file of certificates cannot be used.
+    Raises ValueError: the URL is none, or would let others read the token; OSError: a file of certificates cannot be
+    used.
     """
 
     def __init__(self, url: str = "", *, token: str = "", socket: str = http.SOCKET, ca: str | None = None,

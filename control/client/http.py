@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 SOCKET: Final = "/run/roost/main.sock"
 """Of the daemon on this machine whose instance has no other name."""
+
+PLAIN: Final = "ROOST_PLAIN"
+"""In the environment, `1`: a token may go to another machine without TLS, as `[api] plain` has it there."""
 
 RETRIES: Final = 3
 """Of a request that changes nothing."""
@@ -56,13 +61,16 @@ class Where:
         return self.url or self.socket
 
     def base_url(self) -> httpx.URL:
-        """Raises ValueError."""
+        """Raises ValueError: it is none, or others could read the token."""
         try:
             url = httpx.URL(self.url or "http://localhost")
         except httpx.InvalidURL:
             url = httpx.URL()
         if url.scheme not in ("http", "https") or not url.host:
             raise ValueError(f'"{self.url}" is no URL of an API; write https://box:8443')
+        if self.token and url.scheme == "http" and not _is_here(url.host) and os.environ.get(PLAIN) != "1":
+            raise ValueError(f"the token would go to {url.host} without TLS, where others can read it: write https://, "
+                             f"or set {PLAIN}=1 in the environment if they may")  # fmt: skip
         return url
 
     def transport(self) -> dict[str, Any]:
@@ -88,6 +96,14 @@ class Where:
         return {
             "method": call.method, "url": call.path, "params": query or None, "content": content, "headers": headers,
         }  # fmt: skip
+
+
+def _is_here(host: str) -> bool:
+    """Whether what is sent there stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 UPGRADE: Final = {"Connection": "Upgrade", "Upgrade": "roost"}

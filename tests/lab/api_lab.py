@@ -8,6 +8,7 @@ with ApiLab(lab) as box:
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import time
@@ -16,8 +17,10 @@ from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
+from unittest.mock import patch
 
 from appliance.lab import Lab, endpoint, wait_until
+from control.client.http import PLAIN
 
 PORT: Final = 8000
 API_PORT: Final = 8443
@@ -46,6 +49,8 @@ class ApiLab:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            if self.config["api"]["plain"]:
+                stack.enter_context(patch.dict(os.environ, {PLAIN: "1"}))
             self._servers = {}
             for family, kind in ((4, socket.AF_INET), (6, socket.AF_INET6)):
                 with self.lab.enter("lan"):

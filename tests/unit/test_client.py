@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,32 @@ def test_what_is_no_url_is_told() -> None:
     for url in ("box", "ftp://box", "https://", "https://box:port"):
         with pytest.raises(ValueError, match="is no URL of an API"):
             Client(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "refused"),
+    [
+        ("http://box:8443", True),
+        ("HTTP://192.0.2.1", True),
+        ("http://[2001:db8::1]:8443", True),
+        ("http://localhost.example", True),
+        ("http://127.0.0.1.example", True),
+        ("http://127.0.0.9:8443", False),
+        ("http://[::1]:8443", False),
+        ("http://localhost:8443", False),
+        ("https://box:8443", False),
+    ],
+)
+def test_no_token_goes_to_another_machine_where_it_can_be_read_unless_that_is_said_twice(
+    monkeypatch: pytest.MonkeyPatch, url: str, refused: bool
+) -> None:
+    monkeypatch.delenv("ROOST_PLAIN", raising=False)
+    for made in (Client, AsyncClient):
+        with pytest.raises(ValueError, match=r"without TLS.*ROOST_PLAIN=1") if refused else nullcontext():
+            made(url, token="roost_x")
+        made(url)
+    monkeypatch.setenv("ROOST_PLAIN", "1")
+    Client(url, token="roost_x").close()
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
