@@ -50,7 +50,7 @@ class Sparing(logging.Filter):
         return True
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Nothing in it moves a terminal's cursor, or begins a line."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
@@ -67,7 +67,7 @@ class Console(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         number = _about(record).get("connection")
         record.connection = f"connection {number}: " if number else ""
-        record.message = _escaped(record.message)
+        record.message = escaped(record.message)
         return super().formatMessage(record)
 
 

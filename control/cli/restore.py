@@ -8,13 +8,16 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from appliance.paths import BPFFS, control_socket
 from control.cli.client import CONFIG, config_of, config_option, json_option, print_json
+from control.cli.logs import escaped
 from control.core.text import span
 
 if TYPE_CHECKING:
@@ -28,8 +31,9 @@ FRESH: Final = ".restore"
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 @config_option("The configuration of this box, which says where things are")
 @click.option("--with-config", is_flag=True,
-              help="Put the configuration of the backup there first, and, where they belong beside it or below, the "
-              "certificates and keys that it names. It is believed.")  # fmt: skip
+              help="Put the configuration of the backup there first, and the certificates and keys that it names, "
+              f"where they belong below {Path(CONFIG).parent}, or this machine's own configuration names them. It is "
+              "believed, but not in where database, socket and pins are to be.")  # fmt: skip
 @click.option("--database", "database_path", metavar="PATH",
               help="Where the database is to be, if elsewhere. Without -c it alone is put there.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace what is there. The database that was there is kept beside it.")
@@ -73,15 +77,16 @@ def _tell(told: dict[str, Any], file: str) -> None:
     if told["replaced"]:
         click.echo(f"the database that was there is {told['replaced']} now")
     for path in told["put"]:
-        click.echo(f"put: {path}")
+        click.echo(f"put: {escaped(path)}")
     for name, path in told["left"].items():
-        click.echo(f"not put, for it is not beside the configuration: {path} (tar -xzOf {file} {name})")
+        click.echo(f"not put, for it is neither beside a configuration in {Path(CONFIG).parent}, nor named by this "
+                   f"machine's own: {escaped(path)} (tar -xzOf {file} {name})")  # fmt: skip
 
 
 def _restored(file: IO[bytes], config_path: str | None, with_config: bool, database_path: str | None, force: bool,
               stack: ExitStack) -> dict[str, Any]:  # fmt: skip
     """What was done. stack: takes back what may not stay."""
-    from control.config import load, parse
+    from control.config import load
     from control.store import archive, backup
     from control.store.schema import REVISION
 
@@ -100,9 +105,9 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
     places, left = dict[str, bytes](), dict[str, str]()
     config = None
     if config_path is not None and with_config:
-        text = small[archive.CONFIG].decode(errors="replace")
-        config = parse(text, f"the configuration in {file.name}")
-        places, left = _places(config, os.path.realpath(config_path), small)
+        config, own = _read(small[archive.CONFIG], file.name), _own(config_path)
+        _refuse_foreign(config, own, config_path, database_path)
+        places, left = _places(config, own, os.path.realpath(config_path), small)
     elif config_path is not None:
         config = load(config_path)
     path = _place_of_database(config, database_path) if manifest.database else ""
@@ -133,7 +138,69 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
             "sleeping": manifest.sleeping, "replaced": replaced, "put": list(places), "left": left}  # fmt: skip
 
 
-def _places(config: Config, config_path: str, small: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+def _read(content: bytes, file: str) -> Config:
+    """The backup's configuration. Raises ConfigError, which can be shown on a terminal."""
+    from control.config import ConfigError, parse
+
+    try:
+        return parse(content.decode(errors="replace"), f"the configuration in {file}")
+    except ConfigError as error:
+        raise ConfigError([replace(one, sentence=escaped(one.sentence)) for one in error.mistakes]) from None
+
+
+def _own(path: str) -> Config | None:
+    """This machine's configuration, where there is a good one."""
+    from control.config import ConfigError, load
+
+    try:
+        return load(path)
+    except ConfigError:
+        return None
+
+
+def _refuse_foreign(config: Config, own: Config | None, config_path: str, database: str | None) -> None:
+    """A backup that is not what it seems must not say where root writes. Raises ArchiveError where database, lock or
+    pins would be elsewhere than by default, and nothing on this machine says so; or BPF programs, which the kernel
+    runs."""
+    from control.store.archive import ArchiveError
+    from control.store.file import DEFAULT_DIRECTORY
+
+    usual = {"database": DEFAULT_DIRECTORY, "control_socket": Path(control_socket()).parent, "pin_dir": BPFFS / "roost"}
+    said = _paths(own) if own is not None else {}
+    for key, path in _paths(config).items():
+        known = [one for one in (said.get(key), database if key == "database" else None) if one]
+        if not path or os.path.realpath(path) in map(os.path.realpath, known):
+            continue
+        if key not in usual or not _is_below(path, usual[key]):
+            where = f"not below {usual[key]}" if key in usual else "not the one that Roost came with"
+            so = "name it by --database, or " if key == "database" else ""
+            raise ArchiveError(
+                f"its configuration has [paths] {key} at {escaped(path)}, which is {where}. If it is to be there, {so}"
+                f"write [paths] {key} in {config_path} by hand first, and add --force"
+            )
+
+
+def _paths(config: Config) -> dict[str, str]:
+    """What of [paths] a daemon, and a restore before it, would write to, or load; "": nothing."""
+    return {"database": _file_of(config), "control_socket": config.control_socket, "pin_dir": config.pin_dir,
+            "bpf_dir": config.paths.bpf_dir}  # fmt: skip
+
+
+def _file_of(config: Config) -> str:
+    """SQLite's; "": the database is PostgreSQL's."""
+    from control.store.database import parse_url
+
+    url = parse_url(config.database_url)
+    return url.database or "" if url.get_backend_name() == "sqlite" else ""
+
+
+def _is_below(path: str, directory: Path) -> bool:
+    """Whether it lies there, and has a name that can be shown."""
+    return path.isprintable() and Path(os.path.realpath(directory)) in Path(os.path.realpath(path)).parents
+
+
+def _places(config: Config, own: Config | None, config_path: str,
+            small: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:  # fmt: skip
     """What comes to which path, where that does not have it already, and which files are to be put by hand: a backup
     that is not what it seems must not write wherever it wants."""
     from control.store import archive
@@ -141,12 +208,22 @@ def _places(config: Config, config_path: str, small: dict[str, bytes]) -> tuple[
     places, left = dict[str, bytes](), dict[str, str]()
     for name, path in config.files.items():
         real = Path(os.path.realpath(path))
-        if name in small and real.is_relative_to(Path(config_path).parent) and real != Path(config_path):
+        known = own.files.get(name) if own is not None else None
+        may = _belongs(path, Path(config_path).parent) or (known is not None and os.path.realpath(known) == str(real))
+        if name in small and may and real != Path(config_path):
             places[str(real)] = small[name]
         else:
             left[name] = path
     places[config_path] = small[archive.CONFIG]
     return {path: data for path, data in places.items() if not _has(path, data)}, left
+
+
+def _belongs(path: str, directory: Path) -> bool:
+    """Whether it is a file beside a configuration in Roost's own directory, or below, and no hidden one: in a home a
+    file's name alone says what becomes of it."""
+    home, real = Path(os.path.realpath(Path(CONFIG).parent)), Path(os.path.realpath(path))
+    return (_is_below(path, directory) and directory.is_relative_to(home)
+            and not any(part.startswith(".") for part in real.relative_to(home).parts))  # fmt: skip
 
 
 def _has(path: str, data: bytes) -> bool:
@@ -159,12 +236,9 @@ def _has(path: str, data: bytes) -> bool:
 def _place_of_database(config: Config | None, given: str | None) -> str:
     """Its path, in a directory that is there."""
     from control.store import file
-    from control.store.database import StoreError, parse_url
+    from control.store.database import StoreError
 
-    path = given
-    if path is None and config is not None:
-        url = parse_url(config.database_url)
-        path = url.database if url.get_backend_name() == "sqlite" else None
+    path = given or (_file_of(config) if config is not None else "")
     if not path:
         raise StoreError("a database of SQLite's is in the backup, and the configuration names PostgreSQL: --database "
                          "says where else to put it")  # fmt: skip

@@ -46,7 +46,10 @@ def lose(lab: Lab, daemon: DaemonHandle) -> None:
 
 def replace(lab: Lab, daemon: DaemonHandle, backup: Path) -> None:
     """Another machine has what was saved, and then the address."""
-    roost(lab, "restore", str(backup), "-c", str(daemon.config), "--with-config")
+    paths = {"database": lab.workspace / "roost.db", "control_socket": daemon.control_socket, "pin_dir": daemon.pin_dir}
+    lines = [f'{key} = "{path}"' for key, path in paths.items()]
+    daemon.config.write_text("\n".join(["[paths]", *lines, ""]))  # none of them is where it is by default
+    roost(lab, "restore", str(backup), "-c", str(daemon.config), "--with-config", "--force")
     assert quarantined(lab, daemon) == 0
     lab.nft("box", "delete table inet lost")
 

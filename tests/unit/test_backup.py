@@ -24,7 +24,7 @@ from typing import IO, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from control.cli import main
+from control.cli import main, restore
 from control.store import archive, backup
 from control.store.archive import Archive, ArchiveError
 from control.store.database import StoreError
@@ -63,6 +63,11 @@ class Box:
     def files(self) -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in sorted(self.directory.rglob("*"))
                 if path.is_file() and not path.name.endswith(("-shm", "-wal"))}  # fmt: skip
+
+    def by_hand(self) -> None:
+        """The configuration says where things are, and nothing else."""
+        paths = self.config.read_text().partition("[agents]")[0]
+        self.config.write_text(paths)
 
     def numbers(self) -> list[int]:
         with closing(sqlite3.connect(self.database)) as rows:
@@ -108,6 +113,12 @@ def box(tmp_path: Path) -> Box:
 
 
 @pytest.fixture
+def of_roost(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory is what /etc/roost is elsewhere."""
+    monkeypatch.setattr(restore, "CONFIG", str(box.config))
+
+
+@pytest.fixture
 def saved(box: Box, tmp_path: Path) -> Path:
     """A backup of it."""
     done = roost("backup", tmp_path / "saved", "-c", box.config)
@@ -118,12 +129,17 @@ def saved(box: Box, tmp_path: Path) -> Path:
 # -- what is in it, and back again -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("of_roost")
 def test_a_lost_box_comes_back_from_one_file(box: Box, saved: Path) -> None:
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     before = {path: data for path, data in box.files().items() if not path.endswith(".db")}
+    box.by_hand()
+    paths = box.config.read_bytes()
     shutil.rmtree(box.directory)
     box.directory.mkdir()
-    done = roost("restore", saved, "-c", box.config, "--with-config", "--json")
+    box.config.write_bytes(paths)
+    box.config.chmod(0o600)
+    done = roost("restore", saved, "-c", box.config, "--with-config", "--force", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["sleeping"] == 3
     after = {path: data for path, data in box.files().items() if not path.endswith(".db")}
@@ -170,8 +186,8 @@ def test_postgresql_is_left_to_its_own_programs(postgres: Postgres, tmp_path: Pa
     assert "secret" not in done.output
     assert "pg_restore" in refused(roost("restore", tmp_path / "saved", "-c", box.config))
     config = box.config.read_bytes()
-    box.config.unlink()
-    done = roost("restore", tmp_path / "saved", "-c", box.config, "--with-config")
+    box.by_hand()
+    done = roost("restore", tmp_path / "saved", "-c", box.config, "--with-config", "--force")
     assert (done.exit_code, box.config.read_bytes()) == (0, config)
 
 
@@ -541,6 +557,91 @@ def test_a_manifest_that_is_none_is_told(told: str) -> None:
         Archive(tar_of({"roost.json": told.encode()}))
 
 
+OWNED = r"\u001b]0;owned\u0007"
+"""In TOML: it sets a terminal's title."""
+
+
+def evil_of(saved: Path, old: str, new: str) -> Path:
+    """Another backup, with this in its configuration."""
+
+    def change(_manifest: dict[str, Any], parts: dict[str, bytes]) -> None:
+        text = parts["roost.toml"].decode()
+        assert old in text
+        parts["roost.toml"] = text.replace(old, new).encode()
+
+    made = saved.with_name("evil")
+    made.write_bytes(remade(saved, change).read())
+    return made
+
+
+@pytest.mark.parametrize("key", ["database", "control_socket", "pin_dir", "bpf_dir"])
+def test_a_backup_does_not_say_where_root_writes(key: str, box: Box, saved: Path, tmp_path: Path) -> None:
+    """Not the database, a text of which may be a key in authorized_keys; nor the lock, which would empty a file."""
+    (home := tmp_path / "home").mkdir()
+    (home / "poetry.lock").write_text("mine\n")
+    before = box.files()
+    there = f"{home}/{'poetry' if key == 'control_socket' else '.ssh/authorized_keys'}"
+    for name in (there, f"{home}/{OWNED}"):
+        old = next((line for line in box.config.read_text().splitlines() if line.startswith(f"{key} = ")), "[paths]")
+        new = f'[paths]\n{key} = "{name}"' if old == "[paths]" else f'{key} = "{name}"'
+        said = refused(roost("restore", evil_of(saved, old, new), "-c", box.config, "--with-config", "--force"))
+        assert f"its configuration has [paths] {key} at {name.replace('u001b', 'x1b').replace('u0007', 'x07')}" in said
+        assert f"write [paths] {key} in {box.config} by hand first" in said
+        assert ("--database" in said) == (key == "database")
+        assert "nothing was changed" in said
+    assert box.files() == before
+    assert [path.name for path in home.iterdir()] == ["poetry.lock"]
+    assert (home / "poetry.lock").read_text() == "mine\n"
+
+
+def test_the_usual_places_are_believed_and_what_is_said_here(box: Box, saved: Path, tmp_path: Path) -> None:
+    from control.config import parse
+
+    usual = parse(f'instance = "box"\n{SERVICE}')
+    restore._refuse_foreign(usual, None, "roost.toml", None)
+    for path in ("/var/lib/roost/../../../root/.profile", "/var/lib/roost", "sqlite:////root/.profile"):
+        with pytest.raises(ArchiveError, match="name it by --database, or write"):
+            restore._refuse_foreign(parse(f'[paths]\ndatabase = "{path}"\n'), usual, "roost.toml", "/srv/x.db")
+    elsewhere = parse('[paths]\ndatabase = "/srv/x.db"\n')
+    restore._refuse_foreign(elsewhere, usual, "roost.toml", "/srv/x.db")
+    restore._refuse_foreign(elsewhere, elsewhere, "roost.toml", None)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_in_a_home_no_file_of_a_backup_is_put_but_those_that_are_named_there(
+    named: bool, box: Box, saved: Path
+) -> None:
+    backup = saved if named else evil_of(saved, "agents.pem", f"{OWNED}.pem")
+    for path in (box.directory / "agents.pem", box.directory / "keys" / "agents.pem"):
+        path.unlink()
+    done = roost("restore", backup, "-c", box.config, "--with-config", "--force")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    if named:
+        assert len(list(box.directory.rglob("*.pem"))) == 2
+    else:
+        assert list(box.directory.rglob("*.pem")) == []
+        assert "not put, for it is neither beside a configuration in /etc/roost, nor named" in done.output
+        assert f": {box.directory}/\\x1b]0;owned\\x07.pem (tar -xzOf" in done.output
+
+
+@pytest.mark.usefixtures("of_roost")
+@pytest.mark.parametrize("name", [".profile", ".ssh/authorized_keys", "keys/.netrc"])
+def test_no_hidden_file_of_a_backup_is_put(name: str, box: Box, saved: Path) -> None:
+    evil = evil_of(saved, f"{box.directory}/agents.pem", f"{box.directory}/{name}")
+    done = roost("restore", evil, "-c", box.config, "--with-config", "--force")
+    assert done.exit_code == 0, done.output
+    assert f"{box.directory}/{name} (tar -xzOf" in done.output
+    assert not (box.directory / name).exists()
+
+
+def test_a_mistake_in_a_backups_configuration_is_shown_as_text(box: Box, saved: Path) -> None:
+    said = refused(roost("restore", evil_of(saved, "[paths]", f'"{OWNED}" = 1\n[paths]'), "-c", box.config,
+                         "--with-config"))  # fmt: skip
+    assert r"unknown key `\x1b]0;owned\x07`" in said
+
+
+@pytest.mark.usefixtures("of_roost")
 def test_a_file_that_does_not_belong_beside_the_configuration_is_not_put(box: Box, saved: Path, tmp_path: Path) -> None:
     """A configuration may name any path, and a link may lead anywhere."""
     elsewhere = tmp_path / "elsewhere"
@@ -556,7 +657,7 @@ def test_a_file_that_does_not_belong_beside_the_configuration_is_not_put(box: Bo
     done = roost("restore", tmp_path / "evil", "-c", box.config, "--force", "--with-config")
     assert done.exit_code == 0, done.output
     assert list(elsewhere.iterdir()) == []
-    assert "not put, for it is not beside the configuration" in done.output
+    assert "not put, for it is neither beside a configuration in" in done.output
     assert f"tar -xzOf {tmp_path}/evil agents.private_key" in done.output
 
 
