@@ -55,6 +55,8 @@ fi
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
+# No Python takes a module of the directory where root happens to stand, which another user may have put there.
+export PYTHONSAFEPATH=1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM

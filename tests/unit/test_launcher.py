@@ -19,6 +19,7 @@ LAUNCHER = ROOT / "roost"
 
 PYTHON = """#!/bin/sh
 # Stands in for .venv/bin/python.
+[ -n "$PYTHONSAFEPATH" ] || echo "believes $PWD" >>"$ROOST_TEST_CALLS"
 case "$*" in
     *ebpf/build.py*) echo bpf >>"$ROOST_TEST_CALLS"; mkdir -p "$ROOST_TEST_ROOT/build/bpf"
         [ ! -e "$ROOST_TEST_ROOT/break-bpf" ] || { cat "$ROOST_TEST_ROOT/break-bpf" >&2; exit 1; }
@@ -285,3 +286,55 @@ def test_the_launcher_works_through_a_link(tree: Checkout) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "ran <status>" in done.stdout
+
+
+FOREIGN = """import os
+os.close(os.open(os.environ["ROOST_TEST_PROOF"], os.O_CREAT | os.O_WRONLY))
+raise SystemExit(3)
+"""
+
+
+def put_by_another_user(tree: Checkout, *modules: str) -> tuple[Path, Path]:
+    """A directory as /tmp, with modules in it; and what shows that one of them ran."""
+    shared = tree.base / "shared"
+    shared.mkdir(mode=0o1777)
+    for module in modules:
+        (shared / f"{module}.py").write_text(FOREIGN)
+    return shared, tree.base / "proof"
+
+
+def test_set_up_runs_no_module_of_the_directory_where_the_user_stands(tree: Checkout) -> None:
+    shared, proof = put_by_another_user(tree, "venv", "pip", "compileall")
+    done = tree.run("status", cwd=shared)
+    assert done.returncode == 0, done.stderr
+    assert tree.calls() == ["pip", "bpf", "extension"], "no Python of the environment believes the directory"
+    shutil.rmtree(tree.root / ".venv")
+    (tree.root / ".venv").touch()  # so that no environment is made: it takes its time
+    done = tree.run("status", cwd=shared, ROOST_TEST_PROOF=str(proof))
+    assert done.returncode == 1
+    assert "making the Python environment" in done.stderr
+    assert not proof.exists()
+
+
+def test_an_installation_runs_no_module_of_the_directory_where_root_stands(tree: Checkout) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root installs")
+    shared, proof = put_by_another_user(tree, "venv", "pip", "compileall")
+    shutil.copy(ROOT / "vagrant" / "install.sh", tree.root / "vagrant" / "install.sh")
+    (work := tree.base / "work").mkdir()
+    (work / "venv").touch()  # as above
+    tree.script(tree.bin / "mktemp", f"#!/bin/sh\necho '{work}'\n")
+    tree.script(tree.bin / "apt-get", "#!/bin/sh\nexit 1\n")
+    tree.script(tree.bin / "dpkg-query", "#!/bin/sh\necho installed\n")
+    done = subprocess.run(
+        [str(tree.root / "vagrant" / "install.sh"), "--root", str(tree.base / "dest")],
+        cwd=shared,
+        env={**tree.environment, "ROOST_TEST_PROOF": str(proof)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "installing the Python packages" in done.stderr
+    assert not proof.exists()
