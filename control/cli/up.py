@@ -59,7 +59,7 @@ def command(config_path: str | None, check: bool, take_over: bool, api_apart: bo
         finally:
             handover.leave()
         if status < 0:  # daemon.ANEW
-            os.execve(sys.executable, [sys.executable, "-m", "control.cli.main", *sys.argv[1:]], environment)
+            os.execve(sys.executable, [sys.executable, "-P", "-m", "control.cli.main", *sys.argv[1:]], environment)
         sys.exit(status)
     if check:
         sys.exit(check_config(config_of(config_path), as_json))

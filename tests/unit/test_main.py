@@ -10,13 +10,15 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
+from typing import NoReturn
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from appliance.paths import checkout
-from control.cli import client, main, restore
+from control.cli import client, main, restore, up
+from control.daemon.daemon import ANEW
 from tests import product
 
 ROOT = checkout()
@@ -364,6 +366,21 @@ def test_check_config_says_json_and_finds_its_file(tmp_path: Path) -> None:
     done = CliRunner().invoke(main.cli, ["check-config", "--json", str(path)])
     good = {"config": str(path), "good": True, "services": 1, "mistakes": []}
     assert (done.exit_code, json.loads(done.stdout)) == (0, good)
+
+
+def test_a_daemon_that_begins_anew_is_not_looked_for_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may have put a directory `control` there."""
+    began: list[list[str]] = []
+
+    def begin(_path: str, argv: list[str], _environment: dict[str, str]) -> NoReturn:
+        began.append(argv)
+        sys.exit(0)  # as another program takes its place
+
+    monkeypatch.setattr(up, "_run", lambda *_: ANEW)
+    monkeypatch.setattr(os, "execve", begin)
+    monkeypatch.setattr(sys, "argv", ["roost", "up", "-c", "x.toml"])
+    assert CliRunner().invoke(main.cli, ["up", "-c", "x.toml"]).exit_code == 0
+    assert began == [[sys.executable, "-P", "-m", "control.cli.main", "up", "-c", "x.toml"]]
 
 
 WITH_A_CONFIGURATION = {
