@@ -26,6 +26,11 @@ class InstanceLock:
         if not free:
             holder = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
             self._let_go()
+            if _is_gone(holder):
+                raise DaemonError(
+                    f"another process holds the lock {self._path}: the daemon whose lock it was (pid {holder}) is "
+                    "gone. Find it and end it: lslocks -o PID,COMMAND,PATH"
+                )
             raise DaemonError(
                 f'instance "{config.instance}" is running already (pid {holder}, lock {self._path}), or another one, '
                 "with the same [paths] control_socket: stop it first, or give this instance a path of its own"
@@ -48,7 +53,9 @@ class InstanceLock:
         """Makes the directory that it stands in, too, but none above that: the path may be mistyped."""
         try:
             self._path.parent.mkdir(exist_ok=True)
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.fchmod(fd, 0o600)  # an earlier version's could be read, and so be locked, by any user
+            return fd
         except OSError as error:
             hint = ". Run it as root: sudo ./roost up ..." if isinstance(error, PermissionError) else ""
             if isinstance(error, FileNotFoundError):
@@ -84,3 +91,14 @@ def _take(open_it: Callable[[], int]) -> tuple[int, bool]:
         if os.fstat(fd).st_nlink:
             return fd, True
         os.close(fd)
+
+
+def _is_gone(pid: str) -> bool:
+    """Whether there is no such process; not, where that is no number."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except (PermissionError, ValueError):
+        pass
+    return False

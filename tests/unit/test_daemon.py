@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,32 @@ def test_a_second_daemon_is_refused_with_the_first_ones_pid_and_a_dead_ones_lock
         InstanceLock(elsewhere)
     lock.release()
     InstanceLock(config).release()
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_no_other_user_can_hold_the_lock_that_a_killed_daemon_left(earlier: bool, tmp_path: Path) -> None:
+    """Opening it is enough to lock it. A directory that is closed stays so."""
+    tmp_path.chmod(0o700)
+    path = tmp_path / "t.sock.lock"
+    if earlier:
+        path.touch(mode=0o644)
+    before = os.umask(0o022)
+    try:
+        lock = InstanceLock(parse(configured(tmp_path)))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, tmp_path)] == [0o600, 0o700]
+    lock.release()
+
+
+def test_a_lock_that_another_process_holds_is_not_told_as_a_daemon_that_runs(tmp_path: Path) -> None:
+    path = tmp_path / "t.sock.lock"
+    path.write_text("9999999\n")  # beyond what the kernel gives
+    with path.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DaemonError, match=r"another process holds .*t\.sock\.lock: .*pid 9999999. is gone"):
+            InstanceLock(parse(configured(tmp_path)))
+    InstanceLock(parse(configured(tmp_path))).release()
 
 
 def test_a_lock_goes_with_its_file_and_with_a_directory_for_pins_that_has_none(tmp_path: Path) -> None:
