@@ -323,7 +323,7 @@ def check_pins(pin_dir: Path) -> Iterator[Outcome]:
         yield outcome("store", name, Need.REQUIRED, problem, fix)
         return
     elsewhere = None if kind == "bpf" else f"that is on {kind}, not on a bpffs"
-    fix = "mount -t bpf bpffs /sys/fs/bpf"
+    fix = "mount -t bpf -o mode=700 bpffs /sys/fs/bpf"
     above = next(path for path in (pin_dir, *pin_dir.parents) if os.access(path, os.F_OK))
     if kind == "bpf" and not os.access(above, os.W_OK | os.X_OK):
         elsewhere, fix = f"{above} cannot be written to", "run as root, or: mount -o remount,rw /sys/fs/bpf"

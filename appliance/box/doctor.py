@@ -107,7 +107,7 @@ def check_kernel() -> Iterator[Outcome]:
         yield outcome("kernel", name, Need.REQUIRED, kernel_probe.tried(probe), f"{right} ({option})")
     yield from check_namespace()
     absent = None if paths.bpffs_is_mounted() else "not mounted"
-    mount = f"mount -t bpf bpffs {paths.BPFFS}   (./roost does it when run as root)"
+    mount = f"mount -t bpf -o mode=700 bpffs {paths.BPFFS}   (./roost does it when run as root)"
     if absent is None and mounts.ends_with_this_process(paths.BPFFS):
         absent = "mounted for this process alone: what is pinned there ends with it"
         mount = "`ip netns exec` makes a /sys of its own; nsenter --net=/run/netns/NAME does not."

@@ -92,7 +92,8 @@ int roost_make_pin_dir(const char *pin_dir, struct roost_reason *why) {
     if (below)
         return roost_complain(why, EINVAL, "%s is the bpf file system itself: give the pins a directory below it",
                               pin_dir);
-    return roost_complain(why, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
+    return roost_complain(why, ENODEV, "%s is not on a bpf file system: mount -t bpf -o mode=700 bpffs /sys/fs/bpf",
+                          pin_dir);
 }
 
 int roost_complain_of_version(const char *path, struct roost_reason *why) {

@@ -202,7 +202,7 @@ def test_without_privilege_the_missing_right_is_named(lab: Lab) -> None:
 
 
 def test_pins_outside_a_bpffs_are_refused_with_the_mount_command(box: EngineLab, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf"):
+    with pytest.raises(EngineError, match="is not on a bpf file system: mount -t bpf -o mode=700 bpffs /sys/fs/bpf"):
         Engine(EngineOptions(str(tmp_path / "pins"), str(bpf_objects())))
     with pytest.raises(EngineError, match=r"cannot open the BPF object .*inactive\.bpf\.o"):
         Engine(EngineOptions(str(box.pin_dir) + "-other", str(tmp_path)))

@@ -260,7 +260,7 @@ def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_wa
         return told.present, told.fix
 
     assert check("bpf", False)[0]
-    for kind, private, fix in (("bpf", True, "nsenter --net="), ("ext4", False, "mount -t bpf"),
+    for kind, private, fix in (("bpf", True, "nsenter --net="), ("ext4", False, "mount -t bpf -o mode=700 bpffs "),
                                ("read-only", False, "mount -o remount,rw /sys/fs/bpf")):  # fmt: skip
         present, told = check(kind, private)
         assert not present

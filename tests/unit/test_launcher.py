@@ -57,7 +57,7 @@ class Checkout:
         self.script(self.root / ".venv/bin/python", PYTHON)
         self.script(self.bin / "dpkg-query", "#!/bin/sh\nprintf 'ii clang\\nii gcc\\n'\n")
         # The real bpffs is none of these tests' business.
-        self.script(self.bin / "mount", "#!/bin/sh\nexit 1\n")
+        self.script(self.bin / "mount", '#!/bin/sh\necho "$*" >>"$ROOST_TEST_ROOT/../mounts"\nexit 1\n')
 
     def write(self, name: str, text: str) -> None:
         (self.root / name).write_text(text)
@@ -338,3 +338,12 @@ def test_an_installation_runs_no_module_of_the_directory_where_root_stands(tree:
     assert done.returncode == 1, done.stderr
     assert "installing the Python packages" in done.stderr
     assert not proof.exists()
+
+
+def test_the_bpffs_that_it_mounts_is_roots_alone(tree: Checkout) -> None:
+    """Else another user could have the names below it first."""
+    if os.geteuid() != 0 or not Path("/sys/fs/bpf").is_dir():
+        pytest.skip("only root mounts, where there is a place for it")
+    tree.script(tree.bin / "grep", '#!/bin/sh\ncase "$*" in *" bpf "*) exit 1 ;; esac\nexec /bin/grep "$@"\n')
+    assert tree.run("status").returncode == 0
+    assert (tree.base / "mounts").read_text() == "-t bpf -o mode=700 bpffs /sys/fs/bpf\n"

@@ -41,7 +41,7 @@ def command(clients: int, picture: Path | None, as_json: bool) -> None:
     if os.geteuid() != 0:
         raise click.ClickException("the demo needs root, for its network namespaces. Run: sudo ./roost demo")
     if not bpffs_is_mounted():
-        raise click.ClickException(f"no bpffs is mounted on {BPFFS}. Run: mount -t bpf bpffs {BPFFS}")
+        raise click.ClickException(f"no bpffs is mounted on {BPFFS}. Run: mount -t bpf -o mode=700 bpffs {BPFFS}")
     from control.dev.demo.story import Plan
 
     try:
