@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner, Result
+from sqlalchemy.schema import CreateTable
 
 from control.cli import main, restore
-from control.store import archive, backup
+from control.store import archive, backup, history
 from control.store.archive import Archive, ArchiveError
 from control.store.database import StoreError
 from control.store.owner import LEASE_S
-from control.store.schema import REVISION
+from control.store.schema import REVISION, history_part
 from control.store.store import Store
 from tests.databases import Postgres, Sqlite, written
 from tests.disk import small_disk
@@ -476,11 +478,37 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any], dict[str, bytes]], None], boo
     "something behind it": (more, True, "something behind its last part"),
     "another revision within": (sql("UPDATE alembic_version SET version_num = '0001'"), True, "another revision"),
     "a trigger": (
-        sql("CREATE TRIGGER evil AFTER INSERT ON sleeping BEGIN DELETE FROM sleeping; END"), True, "has triggers"
+        sql("CREATE TRIGGER evil AFTER INSERT ON sleeping BEGIN DELETE FROM sleeping; END"), True, "triggers or virtual"
+    ),
+    "a view for a table": (
+        sql(f"DROP TABLE alembic_version; CREATE VIEW alembic_version AS SELECT '{REVISION}' AS version_num"), True,
+        "has views"
+    ),
+    "a view for a table that is not looked at": (
+        sql("DROP TABLE runs; CREATE VIEW runs AS SELECT 1 AS run, 1 AS instance"), True, "has views"
+    ),
+    "a view of the history that may never end": (
+        sql("DROP VIEW IF EXISTS history; CREATE VIEW history AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + "
+            "1 FROM c) SELECT max(x) FROM c"), True, "has views"
     ),
     "another program's database": (sql("DROP TABLE owner"), True, "no such table"),
     "no database": (lambda _, parts: parts.update({"roost.db": b"x" * 5000}), True, "file is not a database"),
 }  # fmt: skip
+
+
+def test_the_view_of_the_history_comes_along(box: Box, tmp_path: Path) -> None:
+    """With columns that parts of an earlier layout do not have."""
+    with closing(sqlite3.connect(box.database)) as rows, rows:
+        older, part = sa.Table("history_9", sa.MetaData(), sa.Column("seq")), history_part(7)
+        rows.execute(str(CreateTable(part)))
+        rows.execute("CREATE TABLE history_9 (seq BIGINT)")
+        rows.execute("DROP VIEW IF EXISTS history")
+        rows.execute(f"CREATE VIEW history AS {history._all_columns(part)} UNION ALL {history._all_columns(older)}")
+    assert roost("backup", tmp_path / "saved", "-c", box.config).exit_code == 0
+    done = roost("restore", tmp_path / "saved", "-c", box.config, "--force")
+    assert done.exit_code == 0, done.output
+    with closing(sqlite3.connect(box.database)) as rows:
+        assert rows.execute("SELECT count(*) FROM history").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("kind", list(HOSTILE))
