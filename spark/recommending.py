@@ -261,6 +261,9 @@ def experiments(found: Sequence[Found], rules: Mapping[str, Mapping[str, Any]], 
         name = _new_name("try", _label(one.cell).replace(", ", "-"))
         network = next((each for each in networks if _is_of(each, one.cell, rules)), None)
         told[name] = {"why": why(one), "clients": network.clients if network else None, "new": name not in rules}
+        if name in rules:
+            told[name]["by_hand"] = "a rule of this name is there already: remove it before there is another experiment"
+            continue
         if network is None:
             told[name]["by_hand"] = "choose a network with a few of these clients"
             continue

@@ -12,11 +12,9 @@ import click
 
 from control.cli import completing, recommend
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
+from control.cli.rule import CONDITIONS, WHOSE, content_text, value_text, values_text
 from control.cli.table import local_time, show_table
 from control.client.calls import login
-
-_WHOSE = ("client", "tag", "network", "service", "server")
-_CONDITIONS = (*_WHOSE, "order")
 
 
 @click.group("policy")
@@ -77,7 +75,7 @@ def _show_rules(told: Mapping[str, Any]) -> None:
     rules, about = {rule["name"]: rule for rule in told["rule"]}, told["about"]
     if about:
         rows = (_row(name, rules.get(name, {}), about[name]) for name in about)
-        titles = ("rule", *_WHOSE, "order", "gives", "version", "by")
+        titles = ("rule", *WHOSE, "order", "gives", "version", "by")
         show_table(titles, rows, right=("order", "version"))
         click.echo(f"version {told['version']}")
     for sentence in dict.fromkeys(problem for one in about.values() for problem in one["problems"]):
@@ -87,28 +85,8 @@ def _show_rules(told: Mapping[str, Any]) -> None:
 
 
 def _row(name: str, rule: Mapping[str, Any], about: Mapping[str, Any]) -> Sequence[str]:
-    conditions = (rule.get(key, "all") for key in _WHOSE)
-    return (name, *conditions, str(rule.get("order", 0)), _values(rule), str(about["version"]), about["who"])
-
-
-def _values(rule: Mapping[str, Any]) -> str:
-    given = (f"{key}={_shown(value)}" for key, value in rule.items() if key not in ("name", *_CONDITIONS))
-    return " ".join(given)
-
-
-def _shown(value: object) -> str:
-    """As it may be written: durations are the only floats."""
-    if isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    if not isinstance(value, float):
-        return str(value)
-    if not value:
-        return "never"
-    text, left = "", value
-    for unit, seconds in (("d", 86400), ("h", 3600), ("m", 60)):
-        whole, left = divmod(left, seconds)
-        text += f"{whole:.0f}{unit}" if whole else ""
-    return text + (f"{left:.3f}".rstrip("0").rstrip(".") + "s" if left else "")
+    conditions = (rule.get(key, "all") for key in WHOSE)
+    return (name, *conditions, str(rule.get("order", 0)), values_text(rule), str(about["version"]), about["who"])
 
 
 @command.command("show")
@@ -153,13 +131,7 @@ def history(name: str | None, limit: int, daemon: Client, as_json: bool) -> None
 def _show_changes(rows: Iterable[Mapping[str, Any]]) -> None:
     titles = ("version", "at", "by", "rule", "from then on", "why")
     show_table(titles, ((str(row["version"]), local_time(row["at_ms"]), row["who"], row["name"],
-                         _content(row["rule"]), row["why"]) for row in rows), right=("version",))  # fmt: skip
-
-
-def _content(rule: Mapping[str, Any] | None) -> str:
-    if rule is None:
-        return "none"
-    return " ".join([*(f"{key}={rule[key]}" for key in _CONDITIONS if key in rule), _values(rule)])
+                         content_text(row["rule"]), row["why"]) for row in rows), right=("version",))  # fmt: skip
 
 
 @command.command("explain")
@@ -189,7 +161,9 @@ def explain(client: str, service: str | None, server: str, daemon: Client, as_js
     number = f"{told['id']} " if told.get("id") else ""
     state = f": {told['state']}" if "state" in told else ""
     click.echo(f"{number}{told['client']}, service {told['service']}{state}; rules of version {told['version']}")
-    show_table(("key", "value", "from"), ((row["key"], _shown(row["value"]), row["source"]) for row in told["values"]))
+    show_table(
+        ("key", "value", "from"), ((row["key"], value_text(row["value"]), row["source"]) for row in told["values"])
+    )
     if told["error"]:
         click.echo(f"! {told['error']}")
 
@@ -240,7 +214,7 @@ def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Clien
         return
     number = f"{told['id']} " if told["id"] else ""
     given = (
-        f"{key}={_shown(one)}" if one is not None else f"{key} of its policy" for key, one in told["values"].items()
+        f"{key}={value_text(one)}" if one is not None else f"{key} of its policy" for key, one in told["values"].items()
     )
     click.echo(f"{number}{told['client']}, {told['state']}: {', '.join(given)}")
 
@@ -303,7 +277,7 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
         key, equals, value = word.partition("=")
         if not equals:
             raise click.UsageError(f'"{word}" is no key=value')
-        if key in found or key in ("name", *_CONDITIONS):
+        if key in found or key in ("name", *CONDITIONS):
             raise click.UsageError(f"{key} is given twice" if key in found else f"write --{key} {value}")
         found[key] = value
     return found
@@ -352,8 +326,8 @@ def _say(told: Mapping[str, Any], as_json: bool) -> None:
         print_json(told)
         return
     for change in told["changed"]:
-        was = f" (it was {_content(change['before'])})" if change["before"] else ""
-        click.echo(f"{change['name']}: {_content(change['rule'])}{was}")
+        was = f" (it was {content_text(change['before'])})" if change["before"] else ""
+        click.echo(f"{change['name']}: {content_text(change['rule'])}{was}")
     click.echo(f"version {told['version']}" if told["changed"] else f"nothing changes: version {told['version']} stays")
 
 
@@ -387,7 +361,7 @@ def _tried(row: Mapping[str, Any]) -> Sequence[str]:
     more = [f"and {row['more_networks']:,} more"] if row["more_networks"] else []
     networks = " ".join([*row["networks"], *more])
     counts = (f"{row['connections']:,}", f"{row['changed']:,}")
-    return row["service"], networks, *counts, _values(row["values"]), " ".join(row["rules"])
+    return row["service"], networks, *counts, values_text(row["values"]), " ".join(row["rules"])
 
 
 command.add_command(recommend.command)

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from control.cli import policy
+from control.cli import policy, rule
 from control.cli.client import Client
 from control.core.states import State
 from tests.databases import Database, Sqlite
@@ -173,4 +173,4 @@ def test_a_rule_that_does_not_hold_is_told_with_the_list(box: Box) -> None:
     ],
 )
 def test_a_value_is_shown_as_it_is_written(value: object, text: str) -> None:
-    assert policy._shown(value) == text
+    assert rule.value_text(value) == text

@@ -150,6 +150,14 @@ def test_without_a_network_of_its_own_an_experiment_is_left_to_people() -> None:
     assert "by_hand" in made["about"]["try-meter"]
 
 
+def test_an_experiment_that_is_under_way_is_not_moved() -> None:
+    """`roost policy recommend` lets no rule have another network."""
+    rules = {"try-meter": {"service": "meter", "network": "10.1.2.0/24", "probe_interval": 60.0}}
+    made = experiments([judged(cell(BORNE), 0.01)], rules, [Network("meter", "10.1.1.0/24", 10, 0.02)], 0, "november")
+    assert made["rule"] == []
+    assert "remove it" in made["about"]["try-meter"]["by_hand"]
+
+
 def test_few_probes_recommend_nothing() -> None:
     found = judged(cell(Gaps.of([(60, 3, 3)])), 0.01)
     assert (found.verdict.known, found.recommended_s) == (UNKNOWN, None)
