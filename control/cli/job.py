@@ -12,7 +12,9 @@ import click
 
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.connections import wanted_options
+from control.cli.escaping import terminal
 from control.cli.table import local_time, show_table
+from control.core.text import escaped
 
 LOOK_S: Final = 0.3
 ENDED: Final = ("done", "cancelled", "failed")
@@ -120,7 +122,8 @@ def _watched(daemon: Client, job: dict[str, Any], say: Callable[[dict[str, Any]]
 
 def _say_progress(job: dict[str, Any]) -> None:
     end = "\n" if job["state"] in ENDED else ""
-    click.echo(f"\r\033[Kjob {job['number']}: {job['found']:,} found, {job['done']:,} done{end}", err=True, nl=False)
+    said = f"\r\033[Kjob {job['number']:d}: {job['found']:,d} found, {job['done']:,d} done{end}"
+    click.echo(said, file=terminal(sys.stderr), nl=False)
 
 
 def _sentence(job: dict[str, Any]) -> str:
@@ -130,7 +133,7 @@ def _sentence(job: dict[str, Any]) -> str:
         names = ", ".join(job["missing_names"]) + (", …" if job["missing"] > len(job["missing_names"]) else "")
         counts.append(f"{job['missing']:,} not found: {names}")
     of = f"{job['found']:,} found"
-    return f"job {job['number']}, {job['action']}, {job['error'] or job['state']}: {'; '.join([of, *counts])}"
+    return escaped(f"job {job['number']}, {job['action']}, {job['error'] or job['state']}: {'; '.join([of, *counts])}")
 
 
 _WORDS: Final = {

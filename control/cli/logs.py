@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from control.cli.table import local_time
 from control.core.logs import ABOUT
+from control.core.text import escaped
 
 if TYPE_CHECKING:
     from control.config import Log
@@ -48,11 +49,6 @@ class Sparing(logging.Filter):
         if left_out:
             record.msg, record.args = f"{record.getMessage()} (and {left_out:,} more like it)", None
         return True
-
-
-def escaped(text: str) -> str:
-    """Nothing in it moves a terminal's cursor, or begins a line."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class Console(logging.Formatter):

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from appliance import __version__
+from control.cli.escaping import escape_output
 
 OPERATOR = {
     "up": "Run the appliance.",
@@ -143,6 +144,8 @@ def explain(error: BaseException) -> str | None:
 
 def main() -> None:
     """Entry point: 0 done, 1 could not be done (a sentence on stderr says why), 2 wrong usage."""
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in DEVELOPER:
+        escape_output()
     try:
         cli.main(prog_name="roost")
     except Exception as error:

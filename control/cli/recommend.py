@@ -13,6 +13,7 @@ import click
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.rule import content_text
 from control.client.calls import login
+from control.core.text import escaped
 
 if TYPE_CHECKING:
     from control.cli.recommended import About, Recommended, Rule
@@ -60,7 +61,7 @@ def command(path: Path, does_apply: bool, daemon: Client, as_json: bool) -> None
                 "try": tried, "applied": applied}  # fmt: skip
         print_json(told)
         return
-    click.echo(f"report of {found.report}")
+    click.echo(f"report of {escaped(found.report)}")
     for rule in wanted:
         before = there.get(rule["name"])
         was = "new" if before is None else f"it was {content_text(before)}"
@@ -68,7 +69,7 @@ def command(path: Path, does_apply: bool, daemon: Client, as_json: bool) -> None
         _say(found.about[rule["name"]])
     ruled = {rule.name for rule in found.rule}
     for name in (name for name in found.about if name not in ruled):
-        click.echo(f"{name}: no rule is changed")
+        click.echo(f"{escaped(name)}: no rule is changed")
         _say(found.about[name])
     for sentence in changed.values():
         click.echo(f"! {sentence}")
@@ -133,14 +134,14 @@ def _wanted(rule: Rule, now: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _say(about: About) -> None:
     """What the report says of it."""
-    click.echo(f"  {about.why}")
+    click.echo(f"  {escaped(about.why)}")
     if about.recommended_s is not None:
         click.echo(f"  probed after {about.recommended_s:,} s and not {about.interval_s or 0:,} s: "
                    f"{about.probes_a_day_then or 0:,} probes a day, now {about.probes_a_day or 0:,} "
                    f"({_bytes(about.bytes_saved_a_day or 0)}); lost by the time-out a day: "
                    f"{about.lost_a_day_then or 0}, now {about.lost_a_day or 0:g}")  # fmt: skip
     if about.by_hand is not None:
-        click.echo(f"  by hand: {about.by_hand}")
+        click.echo(f"  by hand: {escaped(about.by_hand)}")
 
 
 def _bytes(saved: int) -> str:

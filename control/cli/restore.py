@@ -17,8 +17,7 @@ import click
 
 from appliance.paths import BPFFS, control_socket
 from control.cli.client import CONFIG, config_of, config_option, json_option, print_json
-from control.cli.logs import escaped
-from control.core.text import span
+from control.core.text import escaped, span
 
 if TYPE_CHECKING:
     from control.config import Config

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from control.core.text import escaped
+
 WHOSE: Final = ("client", "tag", "network", "service", "server")
 CONDITIONS: Final = (*WHOSE, "order")
 
@@ -14,12 +16,12 @@ def content_text(rule: Mapping[str, Any] | None) -> str:
     """Its conditions and values; None: there is none."""
     if rule is None:
         return "none"
-    return " ".join([*(f"{key}={rule[key]}" for key in CONDITIONS if key in rule), values_text(rule)])
+    return " ".join([*(escaped(f"{key}={rule[key]}") for key in CONDITIONS if key in rule), values_text(rule)])
 
 
 def values_text(rule: Mapping[str, Any]) -> str:
     """What it gives."""
-    given = (f"{key}={value_text(value)}" for key, value in rule.items() if key not in ("name", *CONDITIONS))
+    given = (escaped(f"{key}={value_text(value)}") for key, value in rule.items() if key not in ("name", *CONDITIONS))
     return " ".join(given)
 
 

@@ -8,20 +8,28 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from control.core.text import span
+from control.cli.escaping import STAYS, terminal
+from control.core.text import escaped, span
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 WIDE: Final = 100_000
 """Columns of what is no terminal: what reads it there cuts it where it likes."""
 
 
 def console(markup: bool = False) -> Console:
-    """Where to print: as wide as the terminal, and without end in a pipe or a file."""
+    """Where to print: as wide as the terminal, and without end in a pipe or a file. Colours are those of styles and
+    markup, and text is escaped."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=markup, width=None if sys.stdout.isatty() else WIDE)
+    class Escaped(Console):
+        def render_str(self, text: str, **how: Any) -> Text:
+            return super().render_str(escaped(text, STAYS), **how)
+
+    width = None if sys.stdout.isatty() else WIDE
+    return Escaped(highlight=False, markup=markup, width=width, file=terminal(sys.stdout))
 
 
 def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> int:
@@ -32,7 +40,7 @@ def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Coll
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escaped, row))
     console().print(table)
     return table.row_count
 

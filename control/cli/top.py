@@ -20,7 +20,7 @@ import click
 
 from control.cli.client import Client, daemon_options, json_option
 from control.cli.table import console
-from control.core.text import sentence, span
+from control.core.text import escaped, sentence, span
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod, RenderableType
@@ -150,7 +150,7 @@ def _screen(daemon: Client, look: Look) -> None:
     from rich.live import Live
 
     sort, paused, problem, due_s = "bytes", False, "", time.monotonic() + EVERY_S
-    with _keys() as key_within, Live(screen=True, auto_refresh=False) as live:
+    with _keys() as key_within, Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             if not paused:
                 shown = look.told(sort, time.monotonic())
@@ -199,7 +199,7 @@ def frame(told: Mapping[str, Any], sort: str, height: int, problem: str = "") ->
         table.add_column(f"{title} ▼" if key == sort else title, justify=justify, no_wrap=True)
     for row in told["talkers"][: max(left, 0)]:
         table.add_row(row["client"], *(f"{row[key]:,}" for key in SORTS.values()))
-    shown: list[RenderableType] = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines[:height]]
+    shown: list[RenderableType] = [Text(escaped(line), no_wrap=True, overflow="ellipsis") for line in lines[:height]]
     if left > 0:
         shown += [Text(""), table]
     return Group(*shown)

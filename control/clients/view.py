@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import json
 import time
@@ -19,6 +18,7 @@ from control.clients.rules import Follows
 from control.clients.scope import SCOPE, in_scope, service_to_list
 from control.clients.transitions import error_text, transition
 from control.config import Service
+from control.config.values import parse_network
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, State
@@ -181,7 +181,7 @@ class View:
             service = numbers[name]
         if wanted.network:
             try:
-                found = ipaddress.ip_network(wanted.network)
+                found = parse_network(wanted.network)
             except ValueError as error:
                 raise OperationError(400, f"`network`: {error}") from None
             network = pack_address(str(found.network_address))

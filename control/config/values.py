@@ -191,11 +191,18 @@ def _address(value: object) -> str:
 Address = Annotated[str, BeforeValidator(_address)]
 
 
+def parse_network(text: str, strict: bool = True) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """As ipaddress has it, and without a zone, which may be any text (`fe80::1%eth0`). Raises ValueError."""
+    if "%" in text:
+        raise ValueError(f"{text!r} has a zone, which a network has not")
+    return ipaddress.ip_network(text, strict)
+
+
 def _network(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError('a network is text: "192.0.2.0/24" or "2001:db8::/32"')
     try:
-        network = ipaddress.ip_network(value, strict=False)
+        network = parse_network(value, strict=False)
     except ValueError:
         raise ValueError(f'"{value}" is no network; write "192.0.2.0/24" or "2001:db8::/32"') from None
     address, slash, _ = value.partition("/")

@@ -20,3 +20,11 @@ def span(seconds: float) -> str:
 def sentence(found: Mapping[str, str]) -> str:
     """What an operator should look at (control/channel/attention.py): the object, what happened, and what to do."""
     return f"{found['object']}: {found['what'].removesuffix('.')}. {found['do'][0].upper()}{found['do'][1:]}."
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """Nothing in it moves a terminal's cursor, turns what is beside it, or begins a line. keep: what stays."""
+    if text.isprintable():
+        return text
+    kept = (one if one.isprintable() or one in keep else one.encode("unicode_escape").decode() for one in text)
+    return "".join(kept)
