@@ -11,6 +11,7 @@ twice however often an export was cut off.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -29,7 +30,13 @@ from control.export.files import ExportError, write_json
 from control.export.rows import Names, Source, Times, chunks_after, row_at
 
 HOUR_MS: Final = 3_600_000
-_HOURS: Final = "date=*/hour=*/*"
+_NAME: Final = r"[0-9]{18,20}-[0-9]{18,20}"
+_HOURS: Final = tuple(
+    map(re.compile, (r"date=[0-9]{4}-[0-9]{2}-[0-9]{2}", r"hour=[0-9]{2}", rf"{_NAME}\.(parquet|tmp)"))
+)
+"""What is written below the table's directory."""
+
+_UNFINISHED: Final = re.compile(rf"{_NAME}\.json\.tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,9 @@ class Chunks:
     def unlisted(self) -> list[Path]:
         """What an export that was cut off has left."""
         known = {file.path for chunk in self._chunks for file in chunk.files}
-        there = sorted(self._directory.glob(_HOURS))
-        return [path for path in there if str(path.relative_to(self._root)) not in known]
+        there = (path for path, is_ours in files.entries(self._directory, _HOURS) if is_ours)
+        chunks = (path for path, is_ours in files.entries(self._listed, [_UNFINISHED]) if is_ours)
+        return [*(path for path in there if str(path.relative_to(self._root)) not in known), *chunks]
 
     def must_be_of(self, connection: Connection) -> None:
         """Raises ExportError when they are another database's."""
@@ -126,6 +134,8 @@ class Chunks:
         wrong += [
             f"{path.relative_to(self._root)} is of no chunk: the next export removes it" for path in self.unlisted()
         ]
+        strangers = (path for path, is_ours in files.entries(self._directory, _HOURS) if not is_ours)
+        wrong += [f"{path.relative_to(self._root)} is nothing that an export writes: remove it" for path in strangers]
         return wrong
 
     def _problem_of(self, file: File) -> str:

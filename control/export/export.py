@@ -101,8 +101,7 @@ class Export:
 
     def _sweep(self) -> None:
         """Remove what an export that was cut off has left."""
-        unlisted = [path for chunks in self._tables.values() for path in chunks.unlisted()]
-        for path in [*unlisted, *self._directory.rglob("*.tmp")]:
+        for path in [path for chunks in self._tables.values() for path in chunks.unlisted()]:
             path.unlink(missing_ok=True)
 
     def _add(self, connection: Connection, times: Times, told: Callable[[str, int], None]) -> dict[str, Outcome]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,21 @@ import pyarrow.parquet as pq
 
 class ExportError(Exception):
     """The directory cannot be added to, or is not what it says; the message says why, and what to do."""
+
+
+def entries(directory: Path, names: Sequence[re.Pattern[str]]) -> Iterator[tuple[Path, bool]]:
+    """Files below, those in one directory by their names, and whether an export writes such. names: of directories, and
+    at last of a file. Others are not entered, nor is what a symbolic link leads to. What Spark and pyarrow do not read,
+    it begins with `_` or `.`, is left out."""
+    if directory.is_symlink() or not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        is_directory = path.is_dir() and not path.is_symlink()
+        is_like = names[0].fullmatch(path.name) is not None and is_directory == (len(names) > 1)
+        if is_like and is_directory:
+            yield from entries(path, names[1:])
+        elif not path.name.startswith(("_", ".")):
+            yield path, is_like
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -347,12 +347,39 @@ def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, databas
     add(store, 1, 150)
     Export(tmp_path / "out").add(database.url, None, None, quiet)
     first, second, third = sorted((tmp_path / "out" / "history").glob("date=*/hour=*/*.parquet"))[:3]
+    shutil.copy(first, first.with_name(f"{7:018d}-{8:018d}.parquet"))
     shutil.copy(first, first.with_name("copy.parquet"))
     first.write_bytes(second.read_bytes())
     third.unlink()
     problems = Export(tmp_path / "out").check()
     assert [problem.partition("parquet")[2] for problem in problems] == [
-        " was changed since it was written", " is missing", " is of no chunk: the next export removes it"]  # fmt: skip
+        " was changed since it was written", " is missing", " is of no chunk: the next export removes it",
+        " is nothing that an export writes: remove it"]  # fmt: skip
+
+
+def test_nothing_is_removed_but_what_an_export_writes_in_its_own_directory(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 10)
+    out, name = tmp_path / "out", f"{7:018d}-{8:018d}"
+    Export(out).add(database.url, None, None, quiet)
+    (hour,) = (out / "history").glob("date=*/hour=*")
+    elsewhere = tmp_path / "elsewhere"
+    for place in (elsewhere, elsewhere / "hour=00", elsewhere / "date=2026-11-25" / "hour=00", hour, out):
+        place.mkdir(parents=True, exist_ok=True)
+        for one in (f"{name}.parquet", f"{name}.tmp", f"{name}.json.tmp", "roost.db", "shadow.tmp"):
+            (place / one).write_text("precious")
+    (out / "history" / "date=0").mkdir()
+    (out / "history" / "date=0" / "hour=0").symlink_to(elsewhere)
+    (hour.parent / "hour=77").symlink_to(elsewhere)
+    (out / "history" / "date=2026-11-24").symlink_to(elsewhere)
+    (out / "attaches").symlink_to(elsewhere)
+    problems = "\n".join(Export(out).check())
+    assert "hour=77 is nothing that an export writes" in problems
+    assert "history/date=2026-11-24 is nothing that an export writes" in problems
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    Export(out).add(database.url, None, None, quiet)
+    assert before - set(tmp_path.rglob("*")) == {hour / f"{name}.parquet", hour / f"{name}.tmp"}
 
 
 def run(*arguments: object) -> Result:
