@@ -9,10 +9,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from control.cli.client import config_of, config_option, json_option
+
+if TYPE_CHECKING:
+    from control.export.export import Export
 
 
 class Time(click.ParamType[int]):
@@ -60,7 +64,7 @@ def command(
     export = Export(directory)
     try:
         if check:
-            _tell_problems(export.check(), export.rows, as_json)
+            _tell_problems(export.check(), export, as_json)
             return
         began = time.monotonic()
         database = load(config_of(config_path)).database_url
@@ -70,6 +74,8 @@ def command(
     except (ExportError, StoreError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
+        if check:
+            raise click.ClickException(f"{error.filename or directory}: {error.strerror}") from None
         raise click.ClickException(f"{error.filename or directory}: {error.strerror}; what was exported until then is "
                                    "kept, and the next export goes on there") from None  # fmt: skip
     for table, outcome in done.items():
@@ -88,12 +94,12 @@ def _told(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} of {table}" for table, count in rows.items())
 
 
-def _tell_problems(problems: list[str], rows: Mapping[str, int], as_json: bool) -> None:
+def _tell_problems(problems: list[str], export: Export, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"rows": rows, "problems": problems}))
-    for problem in problems:
+        click.echo(json.dumps({"rows": export.rows, "problems": problems, "unknown": export.unknown or None}))
+    for problem in filter(None, [*problems, export.unknown]):
         click.echo(problem, err=True)
     if problems:
         raise click.exceptions.Exit(1)
     if not as_json:
-        click.echo(f"{_told(rows)}: all as they were written")
+        click.echo(f"{_told(export.rows)}: all as they were written")

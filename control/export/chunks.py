@@ -20,7 +20,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
@@ -36,6 +35,7 @@ _HOURS: Final = tuple(
 )
 """What is written below the table's directory."""
 
+_PATH: Final = re.compile(rf"[a-z]+/date=[0-9-]{{10}}/hour=[0-9]{{2}}/{_NAME}\.parquet")
 _UNFINISHED: Final = re.compile(rf"{_NAME}\.json\.tmp")
 
 
@@ -68,9 +68,12 @@ class Chunks:
         self._chunks = []
         for path in sorted(self._listed.glob("*.json")):
             try:
-                self._chunks.append(CHUNK.validate_json(path.read_bytes(), strict=True))
+                chunk = CHUNK.validate_json(files.read(path), strict=True)
             except ValidationError:
                 raise ExportError(f"{path} is not as an export writes it") from None
+            if not all(_PATH.fullmatch(file.path) for file in chunk.files):
+                raise ExportError(f"{path} names a file that no export writes")
+            self._chunks.append(chunk)
 
     def unlisted(self) -> list[Path]:
         """What an export that was cut off has left."""
@@ -130,20 +133,14 @@ class Chunks:
             last = max(last, chunk.last)
             if sum(file.rows for file in chunk.files) != chunk.rows:
                 wrong.append(f"{self._source.name}/{chunk.name}: its files do not have its {chunk.rows:,} rows")
-            wrong += [problem for file in chunk.files if (problem := self._problem_of(file))]
+            wrong += [
+                problem
+                for file in chunk.files
+                if (problem := files.problem_of(self._root, file.path, file.sha256, file.rows))
+            ]
         wrong += [
             f"{path.relative_to(self._root)} is of no chunk: the next export removes it" for path in self.unlisted()
         ]
         strangers = (path for path, is_ours in files.entries(self._directory, _HOURS) if not is_ours)
         wrong += [f"{path.relative_to(self._root)} is nothing that an export writes: remove it" for path in strangers]
         return wrong
-
-    def _problem_of(self, file: File) -> str:
-        path = self._root / file.path
-        try:
-            if files.digest_of(path) != file.sha256:
-                return f"{file.path} was changed since it was written"
-            rows = pq.read_metadata(path).num_rows
-        except FileNotFoundError:
-            return f"{file.path} is missing"
-        return "" if rows == file.rows else f"{file.path} has {rows:,} rows in place of {file.rows:,}"

@@ -6,6 +6,8 @@
     rules/rules.parquet               changes of the policy's rules, likewise
     tags/tags.parquet                 connections of clients that have tags, likewise
     _export.json                      the version of the columns, and which times are exported
+    _whole.json                       SHA-256 of the files of runs, rules and tags; not there: they are being written,
+                                      or an earlier Roost wrote them
 
 Columns: rows.py; docs/export.md describes them.
 """
@@ -28,13 +30,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.export.chunks import Chunks, Outcome
 from control.export.columns import VERSION
-from control.export.files import ExportError, read_json, write_json, write_parts
+from control.export.files import ExportError, problem_of, read_json, write_json, write_parts
 from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Names, Times
 from control.store.database import StoreError, open_engine, parse_url, reason
 from control.store.schema import REVISION, revisions
 
 LOCK_S: Final = 5.0
 _INDEX: Final = "_export.json"
+_DIGESTS: Final = "_whole.json"
 
 
 class Export:
@@ -43,6 +46,8 @@ class Export:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tables = {source.name: Chunks(directory, source) for source in SOURCES}
+        self.unknown = ""
+        """What a check could not look at, a sentence."""
 
     @property
     def rows(self) -> dict[str, int]:
@@ -111,10 +116,13 @@ class Export:
         done = {}
         for name, chunks in self._tables.items():
             done[name] = chunks.add(connection, names, times, partial(told, name))
+        (self._directory / _DIGESTS).unlink(missing_ok=True)
+        digests = {}
         for name, schema, query in WHOLE:
             rows = connection.execute(query, execution_options={"yield_per": BATCH_ROWS})
             parts = (_table(part, schema) for part in rows.partitions())
-            write_parts(self._directory / name / f"{name}.parquet", schema, parts)
+            digests[name] = write_parts(self._directory / name / f"{name}.parquet", schema, parts)
+        write_json(self._directory / _DIGESTS, digests)
         return done
 
     # -- checking -----------------------------------------------------------------------------------------------------
@@ -127,7 +135,20 @@ class Export:
         for chunks in self._tables.values():
             chunks.load()
             wrong += chunks.problems()
-        return wrong
+        digests = read_json(path) if (path := self._directory / _DIGESTS).exists() else None
+        if digests is None:
+            tables = ", ".join(name for name, _, _ in WHOLE)
+            self.unknown = (
+                f"whether {tables} are as they were written is not known: there is no {_DIGESTS}, which "
+                "the next export writes"
+            )
+        for name, _, _ in WHOLE:
+            whole = f"{name}/{name}.parquet"
+            if digests is not None:
+                wrong.append(problem_of(self._directory, whole, str(digests.get(name))))
+            elif (self._directory / whole).exists():
+                wrong.append(problem_of(self._directory, whole, None))
+        return list(filter(None, wrong))
 
 
 def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,42 @@ def entries(directory: Path, names: Sequence[re.Pattern[str]]) -> Iterator[tuple
             yield path, is_like
 
 
+def opened(path: Path) -> BufferedReader:
+    """To read: a file, and neither a link nor a device, which a directory of others may have there. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read(path: Path) -> bytes:
+    """As `opened`. Raises OSError."""
+    with opened(path) as file:
+        return file.read()
+
+
+def problem_of(root: Path, path: str, sha256: str | None, rows: int | None = None) -> str:
+    """What is wrong with a file of Parquet, a sentence; empty: nothing. It is read in full. None: not known."""
+    try:
+        with opened(root / path) as file:
+            if sha256 not in (None, hashlib.file_digest(file, "sha256").hexdigest()):
+                return f"{path} was changed since it was written"
+            file.seek(0)
+            found = pq.read_metadata(file).num_rows
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except pa.ArrowException as error:
+        return f"{path} is no Parquet: {error}"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    return "" if rows in (None, found) else f"{path} has {found:,} rows in place of {rows:,}"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """An object. Raises ExportError, OSError."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read(path))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):

@@ -357,6 +357,69 @@ def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, databas
         " is nothing that an export writes: remove it"]  # fmt: skip
 
 
+@pytest.fixture
+def checked(sqlite: Sqlite, tmp_path: Path) -> Path:
+    """An export of ten rows in one chunk."""
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    add(store, 1, 10)
+    Export(tmp_path / "out").add(sqlite.url, None, None, quiet)
+    store.close()
+    return tmp_path / "out"
+
+
+def test_a_check_opens_what_an_export_writes_and_nothing_else(checked: Path, tmp_path: Path) -> None:
+    (chunk,) = (checked / "history" / "_chunks").iterdir()
+    good = json.loads(chunk.read_text())
+    outside = tmp_path / f"{1:018d}-{10:018d}.parquet"
+    outside.write_text("outside")
+    hour = "history/date=2026-11-25/hour=13"
+    for path in ("../outside", "/etc/shadow", "/dev/zero", f"{hour}/../../../../{outside.name}", f"{hour}/x.parquet",
+                 f"{hour}/{outside.name}\n", f"../{hour}/{outside.name}", "history/\x1b]0;title\x07"):  # fmt: skip
+        chunk.write_text(json.dumps({**good, "files": [{**good["files"][0], "path": path}]}))
+        with pytest.raises(ExportError, match="names a file that no export writes"):
+            Export(checked).check()
+    chunk.write_text(json.dumps(good))
+    file = checked / good["files"][0]["path"]
+    content = file.read_bytes()
+    for make, said in (
+        (lambda: os.mkfifo(file), "cannot be read: it is no regular file"),
+        (lambda: file.symlink_to("/dev/zero"), "cannot be read: Too many levels of symbolic links"),
+        (file.mkdir, "cannot be read: it is no regular file"),
+    ):
+        file.unlink()
+        make()
+        assert Export(checked).check()[0] == f"{good['files'][0]['path']} {said}"
+    file.rmdir()
+    file.write_text("no Parquet")
+    digest = files.digest_of(file)
+    chunk.write_text(json.dumps({**good, "files": [{**good["files"][0], "sha256": digest}]}))
+    assert " is no Parquet: " in Export(checked).check()[0]
+    file.write_bytes(content)
+    chunk.unlink()
+    os.mkfifo(chunk)
+    assert "it is no regular file" in run(checked, "--check").output
+
+
+@pytest.mark.parametrize("name", ["runs", "rules", "tags"])
+def test_a_check_reads_the_tables_that_are_written_anew_each_time(checked: Path, name: str) -> None:
+    assert Export(checked).check() == []
+    path = checked / name / f"{name}.parquet"
+    pq.write_table(pq.read_table(path), path, compression="none")
+    assert Export(checked).check() == [f"{name}/{name}.parquet was changed since it was written"]
+    path.unlink()
+    assert Export(checked).check() == [f"{name}/{name}.parquet is missing"]
+
+
+def test_an_export_of_an_earlier_roost_is_checked_as_far_as_it_tells(checked: Path) -> None:
+    (checked / "_whole.json").unlink()
+    done = run(checked, "--check")
+    assert done.exit_code == 0
+    assert "whether runs, rules, tags are as they were written is not known" in done.output
+    assert "all as they were written" in done.output
+
+
 def test_nothing_is_removed_but_what_an_export_writes_in_its_own_directory(
     store: Store, database: Database, tmp_path: Path
 ) -> None:
