@@ -160,11 +160,11 @@ def _tell(told: dict[str, Any], config: Config) -> None:
     click.echo(f"{told['file']}: {told['bytes']:,} bytes, with {held}{' '.join(told['files'])}, in "
                f"{told['seconds']:.1f} s", err=to_stderr)  # fmt: skip
     if not told["database"]:
-        from control.store.database import parse_url
+        from control.store.database import parse_url, without_secrets
 
-        url = parse_url(config.database_url)._replace(drivername="postgresql", password=None)
+        url = without_secrets(parse_url(config.database_url))
         click.echo("The database is PostgreSQL's, and not in it. Save that, too:\n  pg_dump --format=custom "
-                   f"--file={told['file']}.dump --dbname='{url.render_as_string()}'", err=to_stderr)  # fmt: skip
+                   f"--file={told['file']}.dump --dbname='{url}'", err=to_stderr)  # fmt: skip
     missing = told["not_held"]
     if missing is None:
         click.echo("No daemon runs; what is in IDLE, if any, has no row and is not in it.", err=to_stderr)

@@ -73,6 +73,7 @@ from control.dispatch.monitor import Monitor
 from control.dispatch.snapshots import Snapshots
 from control.reach.reach import Reach
 from control.reach.tls import server_context
+from control.store.database import parse_url, without_secrets
 from control.store.owner import FencedError, Owner, boot_id
 from control.store.starting import wall_offset_ms
 from control.store.store import Store
@@ -293,7 +294,7 @@ class Daemon:
             "interfaces": setup.interfaces,
             "waiting": waiting.told,
             "pin_dir": config.pin_dir,
-            "database": config.database_url.rpartition("@")[2],
+            "database": without_secrets(parse_url(config.database_url)).rpartition("@")[2],
         }
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)

@@ -32,7 +32,7 @@ from control.export.chunks import Chunks, Outcome
 from control.export.columns import VERSION
 from control.export.files import ExportError, problem_of, read_json, write_json, write_parts
 from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Names, Times
-from control.store.database import StoreError, open_engine, parse_url, reason
+from control.store.database import StoreError, open_engine, parse_url, reason, without_secrets
 from control.store.schema import REVISION, revisions
 
 LOCK_S: Final = 5.0
@@ -75,7 +75,7 @@ class Export:
                 with reading(url) as connection:
                     return self._add(connection, Times(since_ms, until_ms), told)
             except SQLAlchemyError as error:
-                whose = parse_url(url).render_as_string(hide_password=True)
+                whose = without_secrets(parse_url(url))
                 raise StoreError(f"cannot read the history in {whose}: {reason(error)}") from error
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -36,6 +37,9 @@ SERVER_LIMITS: Final = {"connect_timeout": 3, "keepalives_idle": 2, "keepalives_
 
 _DRIVERS: Final = {"sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
                    "postgresql+psycopg": "postgresql+psycopg"}  # fmt: skip
+
+_SECRET: Final = re.compile("password|secret|scram_", re.IGNORECASE)
+"""In names of libpq's parameters: password, sslpassword, oauth_client_secret, scram_client_key, scram_server_key."""
 
 
 class StoreError(Exception):
@@ -123,6 +127,14 @@ def parse_url(text: str) -> sa.URL:
         raise StoreError(f"roost keeps its store in SQLite or PostgreSQL (by psycopg), not in {url.drivername}: write "
                          "a path, or a URL that begins with postgresql://")  # fmt: skip
     return url.set(drivername=_DRIVERS[url.drivername])
+
+
+def without_secrets(url: sa.URL) -> str:
+    """It as people write it, and without passwords, of which libpq takes some in the query: for logs, errors, and
+    arguments of commands, which all users of a machine see."""
+    secrets = [key for key in url.query if _SECRET.search(key)]
+    driver = url.get_backend_name()
+    return url._replace(drivername=driver, password=None).difference_update_query(secrets).render_as_string()
 
 
 def open_engine(url: sa.URL, timeout_s: float, writer: bool, idle_s: float = 0) -> Engine:

@@ -38,6 +38,7 @@ from control.store.database import (
     parse_url,
     reason,
     set_meta,
+    without_secrets,
 )
 from control.store.history import History
 from control.store.history_rows import with_numbers
@@ -688,7 +689,7 @@ class Store(Latest):
         said = reason(error)
         with self._wake:
             if self._status.error != said:
-                log.error("store: %s: %s", self._url.render_as_string(hide_password=True), said)
+                log.error("store: %s: %s", without_secrets(self._url), said)
             self._status.error = said
             self._committed.notify_all()
         replaced = bool(self._path) and self._prepared and file.identity(self._path) != self._opened

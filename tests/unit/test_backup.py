@@ -181,7 +181,7 @@ def test_it_says_that_what_has_no_row_is_not_in_it(box: Box, tmp_path: Path, mon
 
 
 def test_postgresql_is_left_to_its_own_programs(postgres: Postgres, tmp_path: Path) -> None:
-    box = Box(tmp_path / "box", postgres.url.replace("roost@", "roost:secret@"))
+    box = Box(tmp_path / "box", postgres.url.replace("roost@", "roost:secret@") + "&sslpassword=secret")
     done = roost("backup", tmp_path / "saved", "-c", box.config)
     assert done.exit_code == 0, done.output
     assert f"pg_dump --format=custom --file={tmp_path}/saved.dump --dbname='postgresql://roost@/" in done.output

@@ -23,9 +23,18 @@ from hypothesis import strategies as st
 
 from appliance.wire import KA, LOW_BITS, NO_ENDS, ROW_BITS, Key
 from control.core.states import Cause, State
+from control.export.export import Export
 from control.store import file, reading, schema, sleeping
 from control.store import store as module
-from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta
+from control.store.database import (
+    SERVER_LIMITS,
+    StoreError,
+    get_meta,
+    open_engine,
+    parse_url,
+    set_meta,
+    without_secrets,
+)
 from control.store.schema import (
     AGENT,
     DIALLED,
@@ -564,6 +573,32 @@ def test_postgresql_that_refuses_says_why_on_one_line_and_no_password(
     assert "\n" not in store.status.text
     assert said in caplog.text
     assert not password or password not in caplog.text
+
+
+@on_postgresql
+def test_a_password_in_the_query_of_the_url_is_not_said(
+    make: Callable[..., Store], database: Postgres, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    url = database.cluster.url("postgres", "careful", "") + "&password=hunter2&sslpassword=hunter3"
+    make(url=url)
+    with pytest.raises(StoreError, match="cannot read the history in postgresql://careful@/postgres") as error:
+        Export(tmp_path / "out").add(url, None, None, lambda _table, _rows: None)
+    assert "store: postgresql://careful@/postgres?" in caplog.text
+    assert "hunter" not in caplog.text + str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("postgresql://h/d?user=u&password=hunter2", "postgresql://h/d?user=u"),
+        ("postgresql+psycopg://u:hunter2@h:5/d?passfile=/p&sslpassword=hunter2&password=hunter2",
+         "postgresql://u@h:5/d?passfile=%2Fp"),
+        ("postgresql://h/d?scram_client_key=hunter2&PASSWORD=hunter2&oauth_client_secret=hunter2", "postgresql://h/d"),
+        ("sqlite:////var/lib/roost/main.db", "sqlite:////var/lib/roost/main.db"),
+    ],
+)  # fmt: skip
+def test_a_url_is_told_without_its_secrets(text: str, told: str) -> None:
+    assert without_secrets(parse_url(text)) == told
 
 
 def test_a_postgresql_that_accepts_and_says_nothing_is_waited_for_some_seconds_only(tmp_path: Path) -> None:
