@@ -8,6 +8,7 @@
     _export.json                      the version of the columns, and which times are exported
     _whole.json                       SHA-256 of the files of runs, rules and tags; not there: they are being written,
                                       or an earlier Roost wrote them
+    _lock                             is locked by the export that is at work
 
 Columns: rows.py; docs/export.md describes them.
 """
@@ -30,7 +31,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.export.chunks import Chunks, Outcome
 from control.export.columns import VERSION
-from control.export.files import ExportError, problem_of, read_json, write_json, write_parts
+from control.export.files import ExportError, make_directory, problem_of, read_json, write_json, write_parts
 from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Names, Times
 from control.store.database import StoreError, open_engine, parse_url, reason, without_secrets
 from control.store.schema import REVISION, revisions
@@ -38,6 +39,8 @@ from control.store.schema import REVISION, revisions
 LOCK_S: Final = 5.0
 _INDEX: Final = "_export.json"
 _DIGESTS: Final = "_whole.json"
+_LOCK: Final = "_lock"
+"""Its owner's alone: a lock on what others may read is one that they may take."""
 
 
 class Export:
@@ -63,9 +66,10 @@ class Export:
         Raises ExportError, StoreError, OSError: what was exported until then is kept, and the next one goes on
         there."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
         except (FileExistsError, NotADirectoryError):
             raise ExportError(f"{self._directory} is no directory") from None
+        self._must_be_an_exports()
         with self._locked():
             self._begin({"version": VERSION, "since_ms": since_ms, "until_ms": until_ms})
             for chunks in self._tables.values():
@@ -78,9 +82,15 @@ class Export:
                 whose = without_secrets(parse_url(url))
                 raise StoreError(f"cannot read the history in {whose}: {reason(error)}") from error
 
+    def _must_be_an_exports(self) -> None:
+        if (self._directory / _INDEX).exists():
+            return
+        if any(entry.name not in (f"{_INDEX}.tmp", _LOCK) for entry in self._directory.iterdir()):
+            raise ExportError(f"{self._directory} has files, and none of them is an export's: name an empty one")
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        here = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        here = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -92,8 +102,6 @@ class Export:
     def _begin(self, wanted: Mapping[str, int | None]) -> None:
         path = self._directory / _INDEX
         if not path.exists():
-            if any(entry.name != f"{_INDEX}.tmp" for entry in self._directory.iterdir()):
-                raise ExportError(f"{self._directory} has files, and none of them is an export's: name an empty one")
             write_json(path, wanted)
             return
         there = read_json(path)

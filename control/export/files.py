@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,26 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def make_directory(path: Path) -> None:
+    """And those above it: for their owner and group alone, as the database is. Those that are there stay as they are.
+    Raises OSError."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(mode=0o750, exist_ok=True)
+
+
+def created(path: Path) -> BufferedWriter:
+    """To write: a file for its owner and group alone, in place of what is there and not of what a link leads to."""
+    make_directory(path.parent)
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb")
+
+
 def write_json(path: Path, content: object) -> None:
     """All of it, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content), encoding="ascii")
+    with created(temporary) as file:
+        file.write(json.dumps(content).encode("ascii"))
     settle(temporary, path)
 
 
@@ -95,11 +110,13 @@ def write_table(path: Path, table: pa.Table) -> str:
 
 def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> str:
     """All of them, one after the other, or nothing, as Parquet; the SHA-256 of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file:
+    with (
+        created(temporary) as file,
+        pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer,
+    ):
         for part in parts:
-            file.write_table(part)
+            writer.write_table(part)
     digest = digest_of(temporary)
     settle(temporary, path)
     return digest

@@ -313,7 +313,7 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
         Export(tmp_path / "full").check()
 
     export.add(database.url, None, None, quiet)
-    held = os.open(tmp_path / "out", os.O_RDONLY)
+    held = os.open(tmp_path / "out" / "_lock", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     refused("another export to .* is at work")
     os.close(held)
@@ -355,6 +355,30 @@ def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, databas
     assert [problem.partition("parquet")[2] for problem in problems] == [
         " was changed since it was written", " is missing", " is of no chunk: the next export removes it",
         " is nothing that an export writes: remove it"]  # fmt: skip
+
+
+def test_an_export_is_for_its_owner_and_group_and_its_lock_for_its_owner(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 10)
+    out, before = tmp_path / "new" / "out", os.umask(0o022)
+    try:
+        Export(out).add(database.url, None, None, quiet)
+        there = [tmp_path / "new", out, *out.rglob("*")]
+        modes = {path.name: path.stat().st_mode & 0o777 for path in there if path.is_file()}
+        assert modes.pop("_lock") == 0o600
+        assert set(modes.values()) == {0o640}
+        assert {path.stat().st_mode & 0o777 for path in there if path.is_dir()} == {0o750}
+        readable = os.open(out, os.O_RDONLY)
+        fcntl.flock(readable, fcntl.LOCK_EX)  # a reader of the directory
+        victim = tmp_path / "victim"
+        victim.write_text("precious")
+        (out / "runs" / "runs.tmp").symlink_to(victim)
+        Export(out).add(database.url, None, None, quiet)
+        assert victim.read_text() == "precious"
+        os.close(readable)
+    finally:
+        os.umask(before)
 
 
 @pytest.fixture
