@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -26,6 +27,10 @@ class Stage:
         self._path = f"{root.rstrip('/')}/roost-report-{uuid4().hex}"
 
     def __enter__(self) -> Stage:
+        """Raises OSError."""
+        here = self._root.removeprefix("file://")
+        if str(self._spark.sparkContext.master).startswith("local") and Path(here).is_dir():
+            self._path = tempfile.mkdtemp(prefix="roost-report-", dir=here)  # its owner's alone
         return self
 
     def __exit__(

@@ -46,7 +46,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     Examples:
       roost report /srv/roost
       roost report /srv/roost --from 2026-11-01 --to 2026-12-01 --out november
-      roost report postgresql://user:secret@db:5432/roost
+      PGPASSFILE=/root/db.pass roost report postgresql://roost@db:5432/roost
     """
     from spark.session import SparkError, reason, start
 

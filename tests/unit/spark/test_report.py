@@ -200,7 +200,9 @@ def test_what_is_kept_meanwhile_is_as_it_was_and_gone_afterwards(spark: SparkSes
         kept = stage.keep(frame, "some")
         assert kept.schema == frame.schema
         assert sorted(kept.collect()) == sorted(frame.collect())
-        assert list(tmp_path.iterdir())
+        (there,) = tmp_path.iterdir()
+        assert there.stat().st_mode & 0o777 == 0o700
+        assert list(there.iterdir())
     assert list(tmp_path.iterdir()) == []
 
 
