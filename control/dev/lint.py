@@ -92,8 +92,9 @@ def run_tool(tool: Tool, root: Path) -> tuple[bool, str, float]:
     began = time.monotonic()
     if tool.package is not None and shutil.which(tool.argv[0]) is None:
         return False, f"{tool.argv[0]} is not installed. Run: apt-get install {tool.package}\n", 0.0
-    # Without PYTHONPATH: mypy would take our packages, found there, for installed ones without annotations.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Without PYTHONPATH: mypy would take our packages, found there, for installed ones without annotations. They are
+    # found in the checkout, where each tool runs, and which PYTHONSAFEPATH (of ./roost) would leave out.
+    environment = {name: one for name, one in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     done = subprocess.run(
         tool.argv,
         cwd=root,

@@ -320,7 +320,7 @@ def test_an_installation_runs_no_module_of_the_directory_where_root_stands(tree:
     if os.geteuid() != 0:
         pytest.skip("only root installs")
     shared, proof = put_by_another_user(tree, "venv", "pip", "compileall")
-    shutil.copy(ROOT / "vagrant" / "install.sh", tree.root / "vagrant" / "install.sh")
+    shutil.copy(LAUNCHER.with_name("vagrant") / "install.sh", tree.root / "vagrant" / "install.sh")
     (work := tree.base / "work").mkdir()
     (work / "venv").touch()  # as above
     tree.script(tree.bin / "mktemp", f"#!/bin/sh\necho '{work}'\n")
