@@ -114,6 +114,7 @@ install -D -m 644 "$checkout/vagrant/sysusers.conf" "$root/usr/lib/sysusers.d/ro
 
 getent passwd roost >/dev/null || useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin roost
 chgrp roost /etc/roost/roost.toml # roost-api.service reads it, too
+chmod o-rwx /etc/roost/roost.toml # one that was written by hand; there may be passwords in it
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
     systemctl try-restart roost roost-api # where they run: with these files, and the connections that they have

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from appliance.box.doctor import Need, Outcome, examine, is_fit, machine
+from appliance.box.doctor import Need, Outcome, examine, is_fit, machine, outcome
 from control.cli import client
 from control.cli.client import config_option
 from control.cli.table import console
@@ -78,7 +79,20 @@ def _examine_configuration(path: str) -> list[Outcome]:
     from control.config import load
 
     config = load(path)
-    return [*deployment.examine(plan_of(config)), *examine_api(config)]
+    return [*deployment.examine(plan_of(config)), *examine_api(config), *_examine_file(path, config)]
+
+
+def _examine_file(path: str, config: "Config") -> Iterator[Outcome]:
+    """Nothing, where there is no password in it, nor a hash of one."""
+    from control.store.database import StoreError, parse_url
+
+    try:
+        url = parse_url(config.database_url)
+    except StoreError:  # no daemon runs with it, and `roost check-config` says so
+        return
+    if url.password or "password" in url.query or config.attach.users:
+        problem = "there are passwords in it, and every user may read it" if Path(path).stat().st_mode & 0o004 else None
+        yield outcome("configuration", path, Need.ADVISED, problem, f"chmod o-rwx {path}", "not for all to read")
 
 
 def plan_of(config: "Config") -> "Plan":

@@ -60,6 +60,32 @@ def test_a_box_is_examined_with_its_configuration(monkeypatch: pytest.MonkeyPatc
     assert "nowhere0" in json.dumps([one for one in checks if not one["present"]])
 
 
+HASH = f"$scrypt$ln=15,r=8,p=1${'A' * 22}${'A' * 43}"
+
+
+@pytest.mark.parametrize(
+    ("secret", "mode", "told"),
+    [
+        ('[paths]\ndatabase = "postgresql://roost:secret@db/roost"\n', 0o644, False),
+        ('[paths]\ndatabase = "postgresql://db/roost?user=roost&password=secret"\n', 0o604, False),
+        (f'[attach]\nauth = "password"\n[attach.users]\nlab = "{HASH}"\n', 0o646, False),
+        ('[paths]\ndatabase = "postgresql://roost:secret@db/roost"\n', 0o640, True),
+        ('[paths]\ndatabase = "postgresql://roost@db/roost"\n', 0o644, None),
+        ('[paths]\ndatabase = "mysql://roost@db/roost"\n', 0o644, None),
+    ],
+)
+def test_a_configuration_with_a_password_is_not_for_all_to_read(
+    secret: str, mode: int, told: bool | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "roost.toml"
+    path.write_text(secret)
+    path.chmod(mode)
+    found = [one for one in doctor_command.examine_deployment(str(path)) if one.name == str(path)]
+    assert [(one.need, one.present, one.fix) for one in found] == (
+        [] if told is None else [(Need.ADVISED, told, "" if told else f"chmod o-rwx {path}")]
+    )
+
+
 def test_json_tells_the_appliance_from_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
     code, output = run(monkeypatch, [make(Need.LAB, False), make(Need.REQUIRED, True)], "--json")
     report = json.loads(output)
