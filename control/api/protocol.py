@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -38,6 +38,9 @@ HEAD_BYTES: Final = 16 * 1024
 
 TAKE_S: Final = 30.0
 """For taking what fills the buffer of a connection (64 KiB), down to a quarter."""
+
+PIPELINED: Final = 8
+"""Requests of a connection that wait for the answers before theirs (RFC 9112 9.3.2)."""
 
 FRAMES: Final = 64
 """Of a message of a WebSocket; they may be empty."""
@@ -69,7 +72,13 @@ TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
 TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the head of the request did not come within {HEAD_S:.0f} s")
 NO_UPGRADE: Final = _refusal(HTTPStatus.BAD_REQUEST,
                              "a request for an upgrade has no body, and waits for the answers before it")  # fmt: skip
+TOO_MANY: Final = _refusal(HTTPStatus.TOO_MANY_REQUESTS,
+                           f"{PIPELINED} requests of this connection wait already: wait for an answer")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
+
+
+class _OverError(Exception):
+    """Of a callback: the parser is to look at no more."""
 
 
 class _Taking:
@@ -132,6 +141,7 @@ class Bounded(_Taking, HttpToolsProtocol):
         self._upgrades = False
         self._early = bytearray()
         self._early_end = False
+        self._answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -139,6 +149,9 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:  # uvicorn tells the last one alone
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         self._end_of_head()
         self._room()
         if not self.lost.done():
@@ -151,29 +164,33 @@ class Bounded(_Taking, HttpToolsProtocol):
         self._closing = self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
+        """It may be 256 KiB, which are looked at in pieces: no more, once it is refused."""
         self._unset_keepalive_if_required()
-        if self._upgrades:
-            self._behind(data)
-            return
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self.transport.is_closing():  # it was refused
+        for at in range(0, len(data), HEAD_BYTES):
+            if self.transport.is_closing():
                 return
-            if self._should_upgrade():
-                self.ws_protocol_class = partial(Socket, self)  # type: ignore[assignment]
-                self.handle_websocket_upgrade()
+            if self._upgrades:
+                self._behind(data[at:])
                 return
-            self._upgrades = True
-            self.cycle.keep_alive = False
-            self._behind(data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self._refuse(NO_HTTP)
-            return
-        if self._head is not None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._refuse(TOO_LARGE)
+            piece = data[at : at + HEAD_BYTES]
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.ws_protocol_class = partial(Socket, self)  # type: ignore[assignment]
+                    self.handle_websocket_upgrade()
+                    return
+                self._upgrades = True
+                self.cycle.keep_alive = False
+                self._behind(data[at + upgrade.args[0] :])
+                return
+            except httptools.HttpParserError:
+                self._refuse(NO_HTTP)  # where a callback has refused it, that was the answer
+                return
+            if self._head is not None:
+                self._head_bytes += len(piece)
+                if self._head_bytes > HEAD_BYTES:
+                    self._refuse(TOO_LARGE)
 
     def _behind(self, data: bytes) -> None:
         """What comes behind a request that wants an upgrade is no HTTP."""
@@ -187,25 +204,27 @@ class Bounded(_Taking, HttpToolsProtocol):
         return self._upgrades
 
     def on_message_begin(self) -> None:
+        if self.transport.is_closing():
+            raise _OverError
         super().on_message_begin()
         if self._head is None:
             self._expect_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head is None:  # behind a body in chunks (RFC 9112 7.1.2): nothing bounds them
-            self._refuse(TOO_LARGE)
+            self._end(TOO_LARGE)
         else:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
-            self._refuse(TOO_LARGE)  # it came in one piece
-            return
+            self._end(TOO_LARGE)  # it came in one piece
+        if len(self.pipeline) >= PIPELINED:
+            self._end(TOO_MANY)
         if self.parser.should_upgrade():
             if any(name in _BODY and value != b"0" for name, value in self.headers) or self._is_busy():
-                self._refuse(NO_UPGRADE)
-                return
+                self._end(NO_UPGRADE)
             if self._get_upgrade() == PROTOCOL:
                 extensions = {EXTENSION: self}
                 self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
@@ -247,6 +266,15 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._refuse(TOO_SLOW if self._head_bytes else b"")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _end(self, answer: bytes) -> NoReturn:
+        """Refuse it, within a callback of the parser's."""
+        self._refuse(answer)
+        raise _OverError
 
     def _refuse(self, answer: bytes) -> None:
         self._end_of_head()

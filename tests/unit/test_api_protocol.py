@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to the API whose other end takes nothing, or says nothing."""
+"""Connections to the API whose other end takes nothing, says nothing, or says too much at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from control.api import protocol
-from control.api.protocol import Bounded, Listener, bind
+from control.api.protocol import PIPELINED, Bounded, Listener, bind
 
 Scene = Callable[[int], Awaitable[None]]
 
@@ -141,6 +141,138 @@ def test_what_is_refused_before_it_is_a_request_is_refused_as_all_else_is(said: 
         async with served(long) as (port, _listener):
             found, body = await asyncio.to_thread(told, port, said)
             assert (found, list(body)) == (status, ["error"])
+
+    asyncio.run(scene())
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1), "sockname": ("192.0.2.2", 2)})
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+def made(app: Any, kind: type[Bounded] = Bounded) -> tuple[Bounded, Wire]:
+    """A connection, within the event loop."""
+    config = uvicorn.Config(app, http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False)
+    config.load()
+    protocol, wire = kind(config=config, server_state=uvicorn.Server(config).server_state, app_state={}), Wire()
+    protocol.connection_made(wire)
+    return protocol, wire
+
+
+def test_of_what_comes_in_one_piece_little_is_looked_at_once_it_is_refused() -> None:
+    """asyncio hands over 256 KiB at once."""
+
+    async def scene() -> None:
+        begun = 0
+
+        class Counting(Bounded):
+            def on_message_begin(self) -> None:
+                nonlocal begun
+                begun += 1
+                super().on_message_begin()
+
+        protocol, wire = made(long, Counting)
+        head = b"GET / HTTP/1.1\r\n\r\n"
+        protocol.data_received(head * (262_144 // len(head)))
+        protocol.data_received(head)
+        assert wire.closed
+        assert wire.written.startswith(b"HTTP/1.1 429 ")
+        assert len(protocol.pipeline) == PIPELINED
+        assert begun < 20
+        protocol.connection_lost(None)
+
+    asyncio.run(scene())
+
+
+def test_of_a_head_in_one_piece_little_is_looked_at_once_it_is_too_large() -> None:
+    async def scene() -> None:
+        fields = 0
+
+        class Counting(Bounded):
+            def on_header(self, name: bytes, value: bytes) -> None:
+                nonlocal fields
+                fields += 1
+                super().on_header(name, value)
+
+        protocol, wire = made(long, Counting)
+        protocol.data_received(b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 50_000 + b"\r\n")
+        assert wire.closed
+        assert wire.written.startswith(b"HTTP/1.1 431 ")
+        assert fields < 8000
+        protocol.connection_lost(None)
+
+    asyncio.run(scene())
+
+
+def test_some_requests_may_wait_behind_one_and_are_answered_in_their_order() -> None:
+    async def number(scope: Any, _receive: Any, send: Any) -> None:
+        body = scope["path"].encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": body})
+
+    async def scene() -> None:
+        async with served(number) as (port, _listener):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(3):
+                writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % at for at in range(9)))
+                got = []
+                for _ in range(9):
+                    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+                    got.append(await reader.readexactly(2))
+                assert got == [b"/%d" % at for at in range(9)]
+            writer.close()
+
+    asyncio.run(scene())
+
+
+def test_an_answer_that_goes_on_ends_with_its_connection_whatever_waits_behind_it() -> None:
+    async def scene() -> None:
+        ended = asyncio.Event()
+
+        async def listens(_scope: Any, receive: Any, _send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            ended.set()
+
+        protocol, _wire = made(listens)
+        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n" * 3)
+        await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        async with asyncio.timeout(10):
+            await ended.wait()
+
+    asyncio.run(scene())
+
+
+def test_a_head_behind_a_large_body_is_bounded_by_itself() -> None:
+    async def scene() -> None:
+        protocol, wire = made(long)
+        head = b"PUT / HTTP/1.1\r\nContent-Length: 200000\r\n\r\n"
+        protocol.data_received(head + b"x" * 200_000 + b"GET / HTTP/1.1\r\n")
+        assert not wire.closed
+        protocol.data_received(b"\r\n")
+        assert (wire.closed, len(protocol.pipeline)) == (False, 1)
+        protocol.connection_lost(None)
 
     asyncio.run(scene())
 
