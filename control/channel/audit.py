@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every change that is asked for leaves a row in the store: who, from where, what, and what came of it; also where the
-API's process has refused it. A change that is tried leaves one where it is refused."""
+API's process has refused it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BROKEN: Final = "it broke off; the daemon's log may say why"
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRIES: Final = frozenset({"/v1/policy/try"})
-"""Requests with a body that change nothing: those that are refused alone leave a row."""
+"""Requests with a body that change nothing: kept where they are refused, or fail."""
 
 
 class Audited:
@@ -41,8 +41,7 @@ class Audited:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         refused = Headers(scope=scope).get(REFUSED) if scope["type"] == "http" else None
-        looks, tries = scope["type"] != "http" or scope["method"] in _READS, scope.get("path") in _TRIES
-        if looks and not refused:
+        if scope["type"] != "http" or (scope["method"] in _READS and not refused):
             await self._app(scope, receive, send)
             return
         at, body, cut = time.time_ns() // 1_000_000, bytearray(), False
@@ -69,7 +68,7 @@ class Audited:
         def note(answer: bytes) -> None:
             nonlocal noted
             noted = True
-            if tries and status < 400:
+            if status < 400 and scope["path"] in _TRIES:
                 return
             headers = Headers(scope=scope)
             asker = Asker.of(headers.get(WHO, ""), headers.get(FROM, ""))

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
+from starlette.responses import Response
 
 from control.channel.asker import WHO_LENGTH
 from control.channel.audit import BODY_LENGTH, BROKEN, ERROR_LENGTH, METHOD_LENGTH, PATH_LENGTH, Audited
@@ -137,6 +138,22 @@ def test_what_breaks_in_the_midst_is_kept_as_500(error: BaseException) -> None:
     assert [(row.status, row.body, row.path, row.error) for row in found] == [
         (500, "{}", "/v1/connections/1/sleep", BROKEN)
     ]  # fmt: skip
+
+
+def test_a_try_changes_nothing_and_is_kept_where_it_is_refused_or_fails() -> None:
+    found: list[Audit] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"file": ""}'}
+
+    async def send(_message: Any) -> None: ...
+
+    for status in (200, 422, 500):
+        answer = Response('{"error": "no"}', status)
+        scope = {"type": "http", "method": "POST", "path": "/v1/policy/try", "headers": []}
+        asyncio.run(Audited(answer, found.append)(scope, receive, send))
+    assert [(row.path, row.status, row.error) for row in found] == [("/v1/policy/try", 422, "no"),
+                                                                    ("/v1/policy/try", 500, "no")]  # fmt: skip
 
 
 def test_changes_past_the_bound_are_dropped_and_counted(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
