@@ -51,7 +51,8 @@ async def attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Req
     if connection is None:
         return await otherwise(request, access, row, ending)
     try:
-        answer = await upstream.ask("POST", f"{target_of(request, access)}/ticket", headers_of(request, row), b"")
+        target, headers = f"{target_of(request, access)}/ticket", headers_of(request, row)
+        answer = await upstream.ask("POST", target, headers, b"", ending)
         ending.callback(answer.close)
         offered = await answer.whole()
     except AwayError as error:
@@ -82,14 +83,14 @@ async def events(stream: Stream, request: Request, _access: Access, row: TokenRo
 
 
 async def metrics_page(metrics: Metrics, upstream: Upstream, request: Request, _access: Access, row: TokenRow,
-                   _ending: ExitStack) -> Answered:  # fmt: skip
+                   ending: ExitStack) -> Answered:  # fmt: skip
     """What Prometheus is told. Raises HTTPException."""
     for key in request.query_params:
         raise HTTPException(422, f"{key}: there is no such parameter; there are: none")
 
     async def read() -> bytes | None:
         try:
-            answer = await upstream.ask("GET", "/v1/status", headers_of(request, row), b"")
+            answer = await upstream.ask("GET", "/v1/status", headers_of(request, row), b"", ending)
             try:
                 return await answer.whole() if answer.status == HTTPStatus.OK else None
             finally:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Final
 from urllib.parse import quote
 
@@ -58,6 +59,6 @@ class Record:
     async def _tell(self, method: str, path: str, headers: Mapping[str, str]) -> None:
         try:
             async with asyncio.timeout(RECORD_S):
-                (await self._upstream.ask(method, path, headers, b"")).close()
+                (await self._upstream.ask(method, path, headers, b"", ExitStack())).close()
         except (AwayError, TimeoutError) as error:
             log.warning("%s %s, which was refused, is not in the record: %s", method, path, error)

@@ -45,7 +45,7 @@ async def relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: Re
     """What the daemon answers. long: answers that go on, of all, and of a token."""
     body = await body_of(request, BODY_MAX if access.path.startswith(_LARGE_BODIES) else SMALL_BODY)
     try:
-        answer = await upstream.ask(request.method, target_of(request, access), headers_of(request, row), body)
+        answer = await upstream.ask(request.method, target_of(request, access), headers_of(request, row), body, ending)
         ending.callback(answer.close)
         if int(answer.headers.get("Content-Length", SMALL + 1)) <= SMALL:
             return Answered(answer.status, answer.headers, await answer.whole())

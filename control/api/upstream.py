@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
@@ -13,8 +15,11 @@ from yarl import URL
 CONNECTIONS: Final = 64
 """To the daemon, each for one request at a time: so many it has to do with at once, whatever is asked of the API."""
 
-LIMITS: Final = aiohttp.ClientTimeout(total=None, connect=10, sock_read=60)
-"""In s; connect: until one of them is free. The daemon says something every 5 s where an answer goes on and on."""
+LIMITS: Final = aiohttp.ClientTimeout(total=None, connect=10)
+"""In s; connect: until one of them is free."""
+
+ANSWER_S: Final = 60.0
+"""For an answer to begin, and for more of it to come."""
 
 PART: Final = 64 * 1024
 
@@ -48,7 +53,11 @@ class Answer:
     async def parts(self) -> AsyncGenerator[bytes]:
         """The body, without its end where that is missing: then it raises AwayError."""
         try:
-            async for part in self._response.content.iter_any():
+            while True:
+                async with asyncio.timeout(ANSWER_S):
+                    part = await self._response.content.readany()
+                if not part:
+                    return
                 yield part
         except _ERRORS as error:
             raise AwayError(error) from None
@@ -56,7 +65,8 @@ class Answer:
     async def whole(self) -> bytes:
         """The body. Raises AwayError."""
         try:
-            return await self._response.read()
+            async with asyncio.timeout(ANSWER_S):
+                return await self._response.read()
         except _ERRORS as error:
             raise AwayError(error) from None
 
@@ -75,6 +85,7 @@ class Upstream:
             connector=connector, timeout=LIMITS, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )  # fmt: skip
+        self._left = set[asyncio.Future[aiohttp.ClientResponse]]()
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,12 +94,30 @@ class Upstream:
                         trace: TracebackType | None) -> None:  # fmt: skip
         await self._session.close()
 
-    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """The answer, whose body is still to come; it must be closed. target: path and query, as in a request. Raises
-        AwayError."""
+    async def ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes, ending: ExitStack) -> Answer:
+        """The answer, whose body is still to come; it must be closed. target: path and query, as in a request. ending:
+        what is to be done at the end of it; where the answer is not waited for (cancelled, or it takes too long), that
+        is when the daemon has answered, whose thread works on. Raises AwayError."""
         url = URL(f"http://roost{target}", encoded=True)
+        asking = asyncio.ensure_future(self._session.request(method, url, headers=headers, data=body or None,
+                                                             allow_redirects=False))  # fmt: skip
         try:
-            return Answer(await self._session.request(method, url, headers=headers, data=body or None,
-                                                      allow_redirects=False))  # fmt: skip
-        except _ERRORS as error:
-            raise AwayError(error) from None
+            async with asyncio.timeout(ANSWER_S):
+                return Answer(await asyncio.shield(asking))
+        except BaseException as error:
+            self._leave(asking, ending.pop_all())
+            if isinstance(error, _ERRORS):
+                raise AwayError(error) from None
+            raise
+
+    def _leave(self, asking: asyncio.Future[aiohttp.ClientResponse], ending: ExitStack) -> None:
+        """Nothing more is wanted of it, once it is answered."""
+
+        def over(_: object) -> None:
+            self._left.discard(asking)
+            ending.close()
+            if not asking.cancelled() and asking.exception() is None:
+                asking.result().close()
+
+        self._left.add(asking)
+        asking.add_done_callback(over)

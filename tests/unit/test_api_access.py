@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -25,7 +26,7 @@ from control.api.app import make_app
 from control.api.static import HEADERS, PREFIX, read_files
 from control.api.stream import Stream
 from control.api.tokens import Tokens
-from control.api.upstream import AwayError
+from control.api.upstream import AwayError, Upstream
 from control.channel.api import make_app as make_local_app
 from control.channel.operations import Operations
 from control.channel.parameters import ACTIONS
@@ -46,7 +47,7 @@ class Daemon:
         self.away = False
         self.whole: Callable[[], bytes] = lambda: b"{}"
 
-    async def ask(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Any:
+    async def ask(self, method: str, target: str, headers: dict[str, str], body: bytes, _ending: ExitStack) -> Any:
         if self.away:
             raise AwayError(OSError("no such file"))
         where = self.refused if REFUSED in headers else self.asked
@@ -361,6 +362,49 @@ def test_a_token_has_so_many_requests_at_once(box: Box, monkeypatch: pytest.Monk
         free.set()
         assert [one.status_code for one in await asyncio.gather(*two)] == [200, 200]
         assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("path", ["/v1/status", METRICS])
+@pytest.mark.parametrize("is_left", [True, False], ids=["cancelled", "too slow"])
+def test_what_the_daemon_still_works_on_keeps_its_place_whoever_has_left(
+    box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, is_left: bool
+) -> None:
+    monkeypatch.setattr(gate, "AT_ONCE", 1)
+    if not is_left:
+        monkeypatch.setattr("control.api.upstream.ANSWER_S", 0.01)
+        monkeypatch.setattr("control.api.metrics.ANSWER_S", 0.01)
+
+    async def scene() -> None:
+        asked, free, read = asyncio.Event(), asyncio.Event(), 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal read
+            while not reader.at_eof() and await reader.read(10_000):
+                read += 1
+                asked.set()
+                await free.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+            writer.close()
+
+        server = await asyncio.start_unix_server(answer, tmp_path / "socket")
+        async with server, Upstream(str(tmp_path / "socket")) as box.daemon:  # type: ignore[assignment]
+            box.app = box.made()
+            asking = asyncio.ensure_future(box.ask(VIEWER, "GET", path))
+            await asked.wait()
+            if is_left:
+                asking.cancel()
+            await asyncio.wait({asking})
+            answers = [(await box.ask(VIEWER, "GET", ME)).status_code for _ in range(3)]
+            assert (answers, read) == ([429] * 3, 1)
+            assert (await box.ask(OPERATOR, "GET", ME)).status_code == 200
+            monkeypatch.setattr("control.api.upstream.ANSWER_S", 60.0)
+            free.set()
+            async with asyncio.timeout(10):
+                while (await box.ask(VIEWER, "GET", ME)).status_code == 429:
+                    await asyncio.sleep(0.01)
+            assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
 
     asyncio.run(scene())
 
