@@ -151,7 +151,7 @@ async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLCon
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
         gc.freeze()  # what is there by now stays: walking it takes the collector of cycles 60 ms, and requests wait
-        listener = Listener(server, tls, api.connections, api.connections_each)
+        listener = Listener(server, tls, api.connections, api.connections_each, api.connections_rate)
         listening = [loop.create_task(one) for one in (*map(listener.run, listeners), listener.look())]
         log.info("the API listens at %s%s", ", ".join(api.listen), "" if tls else ", without TLS")
         try:

@@ -25,7 +25,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
-from appliance.bounds import AtOnce, source_of
+from appliance.bounds import AtOnce, Rates, source_of
 from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends, flushed
 
 log = logging.getLogger("roost.api")
@@ -52,6 +52,9 @@ _BODY: Final = (b"content-length", b"transfer-encoding")
 
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """An end that has gone without a word is noticed in two minutes. While a connection sleeps the appliance answers."""
+
+BURST_S: Final = 4.0
+"""So many seconds' new connections of one source at once."""
 
 HANDSHAKE_S: Final = 10.0
 SHUTDOWN_S: Final = 3.0
@@ -284,13 +287,15 @@ class Bounded(_Taking, HttpToolsProtocol):
 
 
 class Listener:
-    """Takes connections; each: from one source, see bounds.source_of. tls: None: none is spoken."""
+    """Takes connections. each: at once from one source, see bounds.source_of; rate: new ones a second from one. tls:
+    None: none is spoken."""
 
-    def __init__(self, server: uvicorn.Server, tls: ssl.SSLContext | None, most: int, each: int) -> None:
+    def __init__(self, server: uvicorn.Server, tls: ssl.SSLContext | None, most: int, each: int, rate: float) -> None:
         self._server = server
         self._tls = tls
         self._all = AtOnce(most)
         self._each = AtOnce(each)
+        self._rates = Rates(rate, max(rate * BURST_S, 1.0))
         self._tasks = set[asyncio.Task[None]]()
         self._open = set[Bounded]()
         self._refused = 0
@@ -309,12 +314,15 @@ class Listener:
                 await asyncio.sleep(1)
                 continue
             source = source_of(address[0])
-            if not self._all.begin(""):
+            if self._rates.wait_s(source):
+                self._refuse(connection, source, "it connects more often than [api] connections_rate allows")
+            elif not self._all.begin(""):
                 self._refuse(connection, source, "there are as many connections as [api] connections allows")
             elif not self._each.begin(source):
                 self._all.end("")
                 self._refuse(connection, source, "it has as many connections as [api] connections_each allows")
             else:
+                self._rates.take(source)
                 task = loop.create_task(self._serve(connection))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

@@ -538,6 +538,13 @@ class Api(Section):
     connections_each: int = Field(
         50, ge=1, le=100_000, description="connections at once from one address, or from one /64 of IPv6"
     )
+    connections_rate: int = Field(
+        50,
+        ge=1,
+        le=100_000,
+        description="new connections a second from one address, or from one /64 of IPv6, on average: with TLS each "
+        "takes the processor for some ms",
+    )
     requests: int = Field(50, ge=1, le=100_000, description="requests a second by one token, on average")
 
     @model_validator(mode="after")

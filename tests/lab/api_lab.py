@@ -34,7 +34,8 @@ class ApiLab:
         self.lab = lab
         self.host = lab.address("box", "lan0")
         never = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet", "probe_interval"), "never")
-        api = {"listen": [f"{self.host}:{API_PORT}"], "user": USER, "plain": True, "requests": 10_000, **settings}
+        often = dict.fromkeys(("requests", "connections_rate"), 10_000)
+        api = {"listen": [f"{self.host}:{API_PORT}"], "user": USER, "plain": True, **often, **settings}
         self.config = {**lab.config(PORT, policy=never), "api": api}
         self.options: tuple[str, ...] = ()
         """Of `roost up`."""

@@ -36,7 +36,7 @@ async def long(_scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def served(app: Any) -> AsyncIterator[tuple[int, Listener]]:
+async def served(app: Any, rate: float = 1000.0) -> AsyncIterator[tuple[int, Listener]]:
     """On loopback; its port."""
     (listening,) = bind([("127.0.0.1", 0)])
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -44,7 +44,7 @@ async def served(app: Any) -> AsyncIterator[tuple[int, Listener]]:
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
-    listener = Listener(server, None, 100, 100)
+    listener = Listener(server, None, 100, 100, rate)
     tasks = [asyncio.ensure_future(one) for one in (listener.run(listening), listener.look())]
     try:
         yield listening.getsockname()[1], listener
@@ -143,6 +143,31 @@ def test_what_is_refused_before_it_is_a_request_is_refused_as_all_else_is(said: 
             assert (found, list(body)) == (status, ["error"])
 
     asyncio.run(scene())
+
+
+def test_one_source_makes_so_many_connections_a_second_and_others_make_theirs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handshake of TLS takes the processor, which is all that a host without a token wants."""
+    monkeypatch.setattr(protocol, "BURST_S", 300_000.0)
+
+    def answered(port: int, source: str) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 10, (source, 0)) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                return sock.recv(12) == b"HTTP/1.1 200"
+        except ConnectionError:
+            return False
+
+    async def scene() -> None:
+        async with served(long, 0.00001) as (port, listener):
+            sources = ["127.0.0.1"] * 5 + ["127.0.0.2"]
+            answers = [await asyncio.to_thread(answered, port, source) for source in sources]
+            assert answers == [True] * 3 + [False] * 2 + [True]
+            await until(lambda: not listener._open and not listener._tasks)
+
+    asyncio.run(scene())
+    assert "1 connections refused since this was last said; this one from 127.0.0.1: it connects" in caplog.text
 
 
 class Wire(asyncio.Transport):
