@@ -126,7 +126,10 @@ class Switched(Response):
             self._begun = True
             self._ending.close()
             client[1].write(SWITCHING)
-            await until_any(relay_bytes(client, server), self._over())
+            over = asyncio.ensure_future(self._over())
+            await until_any(relay_bytes(client, server), over)
+            if not over.cancelled():  # what waits in buffers is not for this one any more, nor of it
+                raise ConnectionAbortedError
 
 
 async def _has_left(receive: Receive) -> None:

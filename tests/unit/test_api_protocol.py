@@ -8,14 +8,15 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from http.client import HTTPResponse
 from typing import Any
 
 import pytest
 import uvicorn
 
-from control.api import protocol
+from control.api import protocol, upgrade
+from control.api.answers import Switch, Switched
 from control.api.protocol import PIPELINED, Bounded, Listener, bind
 
 Scene = Callable[[int], Awaitable[None]]
@@ -168,6 +169,61 @@ def test_one_source_makes_so_many_connections_a_second_and_others_make_theirs(
 
     asyncio.run(scene())
     assert "1 connections refused since this was last said; this one from 127.0.0.1: it connects" in caplog.text
+
+
+@pytest.mark.parametrize("blocked", ["the server", "the client"])
+def test_a_stream_whose_token_is_revoked_ends_whoever_does_not_read(
+    monkeypatch: pytest.MonkeyPatch, blocked: str
+) -> None:
+    for room in (protocol, upgrade):
+        monkeypatch.setattr(room, "CLOSE_S", 600.0)
+
+    async def scene() -> None:
+        revoked, full, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with suppress(ConnectionError):
+                if blocked == "the server":
+                    await fill(writer, full)
+                await over.wait()
+                while await reader.read(65536):
+                    pass
+            over.set()
+            writer.transport.abort()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            host, port = attaches.sockets[0].getsockname()
+            ticket = {"address": f"{host}:{port}", "authority": "x:1"}
+            switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
+            await Switched(switch, revoked.wait, ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+            over.set()
+
+        attaches = await asyncio.start_server(daemon, "127.0.0.1", 0, limit=1024)
+        async with attaches, served(app) as (port, listener):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n\r\n")
+            if blocked == "the client":
+                await fill(writer, full)
+            await full.wait()
+            revoked.set()
+            await until(lambda: over.is_set() and not listener._open)
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+async def fill(writer: asyncio.StreamWriter, full: asyncio.Event) -> None:
+    """Until nothing of it is taken for a while, or the connection is gone."""
+    with suppress(ConnectionError):
+        while not full.is_set():
+            writer.write(bytes(65536))
+            try:
+                async with asyncio.timeout(0.5):
+                    await writer.drain()
+            except TimeoutError:
+                full.set()
 
 
 class Wire(asyncio.Transport):
