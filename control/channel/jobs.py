@@ -87,7 +87,7 @@ def job_routes(jobs: Jobs) -> APIRouter:
         else:
             told["connections"] = len(job.connections)
         names = [str(one) for one in job.connections or ()]
-        return JSONResponse(jobs.begin(job.action, wanted, names, job.rate, told, asker.who), 202)
+        return JSONResponse(jobs.begin(job.action, wanted, names, job.rate, told, asker.who, asker.by_token), 202)
 
     @routes.get("/v1/jobs")
     def all_jobs() -> JSONResponse:

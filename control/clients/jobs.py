@@ -2,7 +2,8 @@
 """Jobs: what Moving does to one connection, done to all that are wanted, so many a second.
 
 Several threads carry them out, of one who asks one after the other. What a job comes upon is worked off in parts, and
-how each connection fares is counted. Jobs end with the daemon, and go on in no other.
+how each connection fares is counted. Jobs end with the daemon, and go on in no other; and with the token that asked for
+them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,7 +33,7 @@ from control.core.errors import OperationError
 from control.core.logs import about
 from control.core.ports import EnginePort, ManyPort, Outcomes
 from control.core.states import AWAKE, INACTIVE, State
-from control.store.database import reason
+from control.store.database import StoreError, reason
 from control.store.store import Store
 
 log = logging.getLogger("roost.clients")
@@ -65,6 +67,9 @@ PART_MAX: Final = 64
 
 UNSETTLED_MAX: Final = 4096
 """Connections of which it is not known yet how they fared; more of them wait."""
+
+TOKEN_S: Final = 1.0
+"""How often it is looked whether the token that asked for a job is good still."""
 
 PATIENCE_S: Final = 10.0
 LOOK_S: Final = 0.02
@@ -110,8 +115,9 @@ class Stage(StrEnum):
 
 @dataclass(slots=True)
 class Job:
-    """One. told: what was asked for, as it is shown. names: its connections, one by one, in place of `wanted`. scope:
-    whose job it is (control/clients/scope.py). unchanged: of those that it names, those that were there already.
+    """One. told: what was asked for, as it is shown. by_token: `who` is the name of a token, of which it is looked at
+    `look_s` next whether it is good still. names: its connections, one by one, in place of `wanted`. scope: whose job
+    it is (control/clients/scope.py). unchanged: of those that it names, those that were there already.
     outcomes: of each step. missing: the first names that nothing was found for, of `missed`."""
 
     number: int
@@ -119,6 +125,7 @@ class Job:
     rate: int
     told: Mapping[str, Any]
     who: str
+    by_token: bool
     wanted: Wanted
     names: Sequence[str]
     scope: frozenset[str] | None
@@ -131,6 +138,7 @@ class Job:
     outcomes: list[Outcomes] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     missed: int = 0
+    look_s: float = 0.0
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -185,8 +193,9 @@ class Jobs:
     # -- what is asked for --------------------------------------------------------------------------------------------
 
     def begin(self, action: str, wanted: Wanted, names: Sequence[str], rate: int, told: Mapping[str, Any],
-              who: str) -> dict[str, Any]:  # fmt: skip
-        """A new job, which waits for those before it. told: what was asked for, as it will be shown."""
+              who: str, by_token: bool) -> dict[str, Any]:  # fmt: skip
+        """A new job, which waits for those before it. told: what was asked for, as it will be shown. by_token: it ends
+        when the token with the name `who` is good no more."""
         if not names:
             self._view.found(wanted)  # what is wrong with it is said now
         with self._changed:
@@ -196,7 +205,7 @@ class Jobs:
             for number in [number for number, job in self._jobs.items() if job.ended][: -KEPT or None]:
                 del self._jobs[number]
             now = time.time_ns() // 1_000_000
-            job = Job(next(self._numbers), action, rate, told, who, wanted, names, SCOPE.get(), now)
+            job = Job(next(self._numbers), action, rate, told, who, by_token, wanted, names, SCOPE.get(), now)
             self._jobs[job.number] = job
             self._waiting.append((job, copy_context()))
             self._changed.notify()
@@ -290,7 +299,7 @@ class Jobs:
             job.outcomes.append(outcomes)
             try:
                 if known is None:
-                    born, over = step.op is not None, job.cancelled.is_set
+                    born, over = step.op is not None, partial(self._is_over, job)
                     events = self._view.found(job.wanted, step.sources, born, over)
                     still = partial(self._view.still, job.wanted, states=step.sources)
                     told = self._work_off(job, step, outcomes, events, still)
@@ -303,12 +312,23 @@ class Jobs:
             finally:
                 self._commands.uncount(outcomes)
 
+    def _is_over(self, job: Job) -> bool:
+        """Whether it is cancelled; it is when its token is good no more, unless that cannot be read."""
+        if job.by_token and time.monotonic() >= job.look_s and not job.cancelled.is_set():
+            with suppress(SQLAlchemyError, StoreError):
+                good = self._store.tokens(time.time_ns() // 1_000_000)
+                if not any(row.name == job.who and row.made_at <= job.asked_at_ms for row in good):
+                    job.error = "its token was revoked, or has expired"
+                    job.cancelled.set()
+            job.look_s = time.monotonic() + TOKEN_S
+        return job.cancelled.is_set()
+
     def _known_of(self, job: Job) -> Sequence[_Known]:
         """The connections that it names, but for those that are there already."""
         targets = ACTIONS[job.action][-1].targets
         known = dict[bytes, int]()
         for name, located in self._locator.locate_many(job.names):
-            if job.cancelled.is_set():
+            if self._is_over(job):
                 break
             if isinstance(located, OperationError):
                 job.missed += 1
@@ -333,7 +353,7 @@ class Jobs:
         the list may be some thousand, or some minutes, ahead."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
         due_s, known = time.monotonic(), list[_Known]()
-        while not job.cancelled.is_set() and (some := list(itertools.islice(listed, most))):
+        while not self._is_over(job) and (some := list(itertools.islice(listed, most))):
             part = list(now(some))
             outcomes.asked += len(part)
             if step.op is None:
