@@ -93,7 +93,7 @@ ANSWERS: Final = {
     ("DELETE", "/v1/connections/{connection}/name"):
         _json("names", "unname", "Forget its client's name", Forgotten, 404),
     ("DELETE", "/v1/names/{name}"):
-        _json("names", "forget", "Forget a name, whether or not its client is connected", Forgotten, 404),
+        _json("names", "forget", "Forget a name, whether or not its client is connected", Forgotten, 404, 409),
     ("GET", "/v1/names/{name}/tags"): _json("names", "tags-of", "The tags of a name", Tags, 404),
     ("PUT", "/v1/names/{name}/tags"): _json("names", "tag", "Give a name tags, and take some away", Tags, 404),
     ("GET", "/v1/tags"): _json("names", "tags", "Tags, and how many names have each", list[TagCount]),

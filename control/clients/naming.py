@@ -19,15 +19,17 @@ from control.store.tagging import NoSuchNameError, TooManyTagsError
 
 class Naming:
     """domain: of names. tagged: is told of connections, each a packed key and a number, whose name's tags are others
-    now. Everything may block until the database has it; raises OperationError."""
+    now. spoken_for: the registry of the kind `agents`. Everything may block until the database has it; raises
+    OperationError."""
 
     def __init__(self, store: Store, names: Registry, locator: Locator, domain: str,
-                 tagged: Callable[[Iterable[tuple[bytes, int]]], None]) -> None:  # fmt: skip
+                 tagged: Callable[[Iterable[tuple[bytes, int]]], None], spoken_for: Registry) -> None:  # fmt: skip
         self._store = store
         self._names = names
         self._locator = locator
         self._domain = domain
         self._tagged = tagged
+        self._spoken_for = spoken_for
 
     def give(self, connection: str, name: str) -> dict[str, Any]:
         """Let a name stand for a connection; returns when that is written."""
@@ -48,10 +50,15 @@ class Naming:
         return self.forget(found[located.id][0])
 
     def forget(self, name: str) -> dict[str, Any]:
-        """Forget a name, whether or not its connection lives."""
+        """Forget a name, whether or not its connection lives; or else that an agent spoke for it which has gone."""
         wanted = _canonical(name, self._domain)
         if not self._names.remove(wanted):
-            raise OperationError(404, f'no client has the name "{name}"')
+            agent = self._spoken_for.find(wanted)
+            if agent is not None and agent.connected:
+                raise OperationError(409, f'an agent that is connected speaks for "{name}": withdraw its token, and '
+                                          "reload")  # fmt: skip
+            if agent is None or not self._spoken_for.remove(wanted):
+                raise OperationError(404, f'no client has the name "{name}"')
         self._names.commit()
         return {"name": wanted}
 

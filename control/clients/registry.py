@@ -28,7 +28,7 @@ from typing import Final, Literal, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.wire import Command, Key, Op
+from appliance.wire import KEY, Command, Key, Op
 from control.clients.living import living, numbers_at
 from control.core.errors import OperationError
 from control.core.logs import about
@@ -55,14 +55,18 @@ class RegistryError(OperationError):
 @dataclass(frozen=True, slots=True)
 class Named:
     """What a name stands for; since: wall clock, ms. connected False: that connection is closed. service: of an agent's
-    client, the one by which it connects by itself (0: it accepts connections)."""
+    client, the one by which it connects by itself (0: it accepts connections). token: of an agent's client, the SHA-256
+    of what the agent said; zeros: it is not known."""
 
     key: bytes
     id: int
     since: int
     connected: bool
     service: int = 0
+    token: bytes = b""
 
+
+DIGEST_BYTES: Final = 32
 
 FOR_EVER_MS: Final = 1 << 61
 """Gift.kept_ms."""
@@ -73,12 +77,14 @@ Hear = Callable[[Collection[tuple[bytes, int]]], None]
 
 class Gift(NamedTuple):
     """Names for a connection, each with its service (see Named). kept_ms: of those that are given in band, how long
-    they are kept without it; None: an operator or the daemon gives them, and they are kept until they are removed."""
+    they are kept without it; None: an operator or the daemon gives them, and they are kept until they are removed.
+    token: of an agent, its SHA-256."""
 
     services: Mapping[str, int]
     key: bytes
     number: int
     kept_ms: int | None = None
+    token: bytes = b""
 
 
 def canonical(name: str, domain: str) -> str:
@@ -139,7 +145,7 @@ class Registry:
             names: defaultdict[int, set[str]] = defaultdict(set)
             for name, (_, number) in owners.items():
                 names[number].add(name)
-            for services, key, number, kept_ms in gifts:
+            for services, key, number, kept_ms, token in gifts:
                 for before in names[number] - services.keys():
                     del owners[before]
                     changes |= self._row(before, None)
@@ -149,7 +155,8 @@ class Registry:
                         if left[0] != key and left[1] < number and not names[left[1]]:
                             older[left] = name, number
                     owners[name] = key, number
-                    packed = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
+                    of_agent = [service] if self._kind == "agents" else []
+                    packed = self._form.pack(key + token, number, since, *of_agent)
                     own = IN_BAND_NAME.pack(kept_ms, since + 2 * kept_ms) if kept_ms is not None else None
                     changes |= self._row(name, packed, own)
                 names[number] = set(services)
@@ -178,7 +185,7 @@ class Registry:
         rows = self._store.named(self._kind, [name for gift in gifts for name in gift.services])
         numbers = {gift.number for gift in gifts}.union(self._form.unpack(packed)[1] for packed in rows.values())
         rows |= self._store.named(self._kind, numbers=list(numbers))
-        return {name: self._form.unpack(packed)[:2] for name, packed in rows.items()}
+        return {name: (_key(packed), self._form.unpack(packed)[1]) for name, packed in rows.items()}
 
     def _row(self, name: str, packed: bytes | None, in_band: bytes | None = None) -> dict[Keyed, bytes | None]:
         """What is written of a name; None: nothing stands there from then on."""
@@ -202,8 +209,7 @@ class Registry:
             found = self._store.named(self._kind, [name]).get(name)
             if found is None:
                 return False
-            key, number, *_ = self._form.unpack(found)
-            connection = key, number
+            connection = _key(found), self._form.unpack(found)[1]
             for hear in self._losing:
                 hear([connection])
             self._store.add(keyed=self._row(name, None))
@@ -286,6 +292,12 @@ class Registry:
         return found
 
     @_reading()
+    def tokens_of(self, number: int) -> dict[str, bytes]:
+        """The clients that the agent at the connection with this number speaks for, each with the SHA-256 of the token
+        that the agent said; zeros: it is not known."""
+        return {name: _token(packed) for name, packed in self._store.named(self._kind, numbers=[number]).items()}
+
+    @_reading()
     def tags_of(self, names: Sequence[str]) -> dict[str, list[str]]:
         """The tags of these names, of those that have any."""
         return self._store.tags_of(names)
@@ -316,9 +328,17 @@ class Registry:
         return self._read(dict(self._store.keyed(self._kind)))
 
     def _read(self, rows: Mapping[str, bytes]) -> dict[str, Named]:
-        found = [self._form.unpack(packed) for packed in rows.values()]
+        found = [(_key(packed), *self._form.unpack(packed)[1:]) for packed in rows.values()]
         alive = living(self._engine, self._store, [(key, number) for key, number, *_ in found])
         return {
-            name: Named(key, number, since, lives, *service)
-            for name, (key, number, since, *service), lives in zip(rows, found, alive, strict=True)
+            name: Named(key, number, since, lives, *service, *([_token(packed)] if service else []))
+            for (name, packed), (key, number, since, *service), lives in zip(rows.items(), found, alive, strict=True)
         }
+
+
+def _key(packed: bytes) -> bytes:
+    return packed[: KEY.size]
+
+
+def _token(packed: bytes) -> bytes:
+    return packed[KEY.size : KEY.size + DIGEST_BYTES]

@@ -319,7 +319,7 @@ class Daemon:
             status=status,
             view=view,
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
-            naming=Naming(store, names, locator, config.attach.domain, grouping.look),
+            naming=Naming(store, names, locator, config.attach.domain, grouping.look, reach.spoken_for),
             moving=Moving(engine, store, dispatcher, locator),
             ruling=ruling,
             giving=Giving(dispatcher, locator),

@@ -119,7 +119,9 @@ class Reconciler:
                 self._filled()
             self._engine.unreserve_link_ports()
             # Each of them reads what the store has about connections that live, once.
-            reading = self._rules.load, self._settings.load, self._reach.dialled.load, self._forget_strays
+            reach = self._reach
+            reading = (self._rules.load, self._settings.load, reach.dialled.load, self._forget_strays,
+                       reach.forget_withdrawn)  # fmt: skip
             while not all(read() for read in reading) and not self._end.has_come:
                 time.sleep(READ_AGAIN_S)
             self._grouping.look_at_all()

@@ -3,7 +3,8 @@
 
 SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
 SIGUSR1           the same, and write all to the database: for another machine (`roost drain`)
-SIGHUP            read the configuration again, take over the policy, the servers, and services that come and go
+SIGHUP            read the configuration again, take over the policy, the servers, agents that may come, and
+                  services that come and go
 """
 
 from __future__ import annotations
@@ -198,6 +199,7 @@ class Serving:
                 if not self._end.has_come:
                     self._tell_ready()
             if new is not None:
+                await self._reach.take_over(new)
                 await asyncio.to_thread(self._rules.apply)
 
     async def _number(self, names: Sequence[str]) -> Mapping[str, int]:

@@ -39,9 +39,9 @@ def waits_for_a_restart(new: Service, running: Config) -> str:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy, what it does under pressure,
-    limits, exports, the API, the servers, and services that come and go. old: with the services that the daemon has
-    now."""
-    taken_over = ("policy", "pressure", "limits", "export", "api", "service")
+    limits, exports, the API, agents that may come, the servers, and services that come and go. old: with the services
+    that the daemon has now."""
+    taken_over = ("policy", "pressure", "limits", "export", "api", "agent", "service")
     sections = [key for key in Config.model_fields if key not in taken_over]
     changed = [section for section in sections if getattr(old, section) != getattr(new, section)]
     before, after = ({service.name: service for service in config.service} for config in (old, new))

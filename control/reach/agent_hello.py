@@ -17,11 +17,11 @@ from control.core.names import may_be
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """agents: those that may come. services: their numbers by name, those that clients may connect to. says_nonce:
-    whether a client of the service with this number, when it was told to connect, says so first. domain: of names,
-    which are given without it. tls: None: none."""
+    """agents: those that may come, as they are configured now. services: their numbers by name, those that
+    clients may connect to. says_nonce: whether a client of the service with this number, when it was told to connect,
+    says so first. domain: of names, which are given without it. tls: None: none."""
 
-    agents: Sequence[Agent]
+    agents: Callable[[], Sequence[Agent]]
     services: Callable[[], Mapping[str, int]]
     says_nonce: Callable[[int], bool]
     hello_s: float
@@ -33,10 +33,20 @@ class Settings:
 def agent_of(settings: Settings, token: object) -> Agent:
     """The agent that has this token."""
     digest = token_digest(token if isinstance(token, str) else "")
-    found = [agent for agent in settings.agents if hmac.compare_digest(agent.token, digest)]
+    found = [agent for agent in settings.agents() if hmac.compare_digest(agent.token, digest)]
     if not found or not isinstance(token, str):
         raise ProtocolError("a wrong token")
     return found[0]
+
+
+def may_speak_for(settings: Settings, name: str, token: bytes) -> bool:
+    """Whether an agent that has said the token with this SHA-256 may speak for the client still."""
+    return any(agent.token == token.hex() and may_be(name, agent.clients) for agent in settings.agents())
+
+
+def may_be_spoken_for(settings: Settings, name: str) -> bool:
+    """Whether there is an agent that may speak for the client."""
+    return any(may_be(name, agent.clients) for agent in settings.agents())
 
 
 def wanted_clients(settings: Settings, agent: Agent, clients: object) -> dict[str, int]:

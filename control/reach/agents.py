@@ -39,7 +39,7 @@ from control.core.logs import about
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.reach.agent_channel import AgentChannel
-from control.reach.agent_hello import Settings, agent_of, wanted_clients
+from control.reach.agent_hello import Settings, agent_of, may_be_spoken_for, may_speak_for, wanted_clients
 from control.reach.agent_sessions import AgentSessions, Session
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
@@ -63,6 +63,9 @@ ASK_S: Final = 10.0
 """How long it may take to wake an agent's control connection."""
 
 
+WITHDRAWN: Final = "its token is withdrawn, or was said to a daemon that kept none: it says hello anew"
+
+
 @dataclass(slots=True)
 class _Ask:
     """A server that waits for the client of an agent. answer: the data connection's link, or an errno."""
@@ -72,8 +75,8 @@ class _Ask:
 
 
 class Agents:
-    """All of it runs in one event loop, but for `hear`, and for `forget_strays` and `clients`, which block for as long
-    as the database takes. registry: the one of the kind `agents`."""
+    """All of it runs in one event loop, but for `hear`, and for `forget_strays`, `forget_withdrawn` and `clients`,
+    which block for as long as the database takes. registry: the one of the kind `agents`."""
 
     def __init__(self, settings: Settings, engine: EnginePort, dispatcher: CommandsPort, registry: Registry,
                  names: Registry, arrivals: Arrivals, dialled: Dialled, links: DaemonLinks,
@@ -104,7 +107,9 @@ class Agents:
             await link.ended()  # its server is gone, and so is what the client still says
             return
         try:
-            if await asyncio.to_thread(self._registry.names_of, [link.number]):
+            if tokens := await asyncio.to_thread(self._registry.tokens_of, link.number):
+                if not all(may_speak_for(self._settings, name, token) for name, token in tokens.items()):
+                    raise ProtocolError(WITHDRAWN)
                 await self._links.introduce(link)
                 tls = self._tls.get(link.packed)
                 if self._settings.tls and (tls is None or tls.number != link.number):
@@ -155,12 +160,13 @@ class Agents:
         """Raises ProtocolError, ValueError or RegistryError."""
         agent = agent_of(self._settings, message.get("token"))
         link, services = channel.link, wanted_clients(self._settings, agent, message.get("clients"))
+        gift = Gift(services, link.packed, link.number, token=bytes.fromhex(agent.token))
         await self._links.introduce(link)
         if channel.tls is not None:
             if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
             self._tls[link.packed] = channel.tls
-        await asyncio.to_thread(self._registry.give_all, [Gift(services, link.packed, link.number)])
+        await asyncio.to_thread(self._registry.give_all, [gift])
         await asyncio.to_thread(self._names.give_way, list(services))
         await self._committed()
         self.counts["hellos"] += 1
@@ -225,7 +231,7 @@ class Agents:
         """Let the agent of the client with this name bring the client, and link it to the server. 0, or an errno:
         ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT. Raises OSError."""
         named = await self._registry.look_up(name)
-        if named is None or not named.connected:
+        if named is None or not named.connected or not may_be_spoken_for(self._settings, name):
             return ENOTCONN
         self.counts["asked"] += 1
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -300,7 +306,9 @@ class Agents:
             with self._arrivals.expect(("agent", name)) as comes:
                 named = await self._registry.look_up(name)
                 if named is not None and named.connected:
-                    if await self._say_at(Key.unpack(named.key), named.id, message):
+                    if not may_speak_for(self._settings, name, named.token):
+                        self._engine.submit([_close(named)])  # the one that may comes, and then it is asked
+                    elif await self._say_at(Key.unpack(named.key), named.id, message):
                         return
                     await asyncio.wait({comes}, timeout=AGAIN_S)
                 else:
@@ -403,6 +411,20 @@ class Agents:
         self._engine.submit(strays)
         return len(strays)
 
+    def forget_withdrawn(self) -> int:
+        """Close the connections of agents that may not speak for a client any more that they spoke for; how many. The
+        names that no agent may speak for are forgotten. One whose token is not known is closed when it next speaks or
+        is wanted. Raises RegistryError."""
+        withdrawn = dict[int, Command]()
+        for name, named in self._registry.all().items():
+            if not (known := may_be_spoken_for(self._settings, name)):
+                self._registry.remove(name)
+            withdrawn_token = any(named.token) and not may_speak_for(self._settings, name, named.token)
+            if named.connected and (withdrawn_token or not known):
+                withdrawn[named.id] = _close(named)
+        self._engine.submit([*withdrawn.values()])
+        return len(withdrawn)
+
     def close(self) -> None:
         """Begin no other handshake."""
         self._handshakes.close()
@@ -424,3 +446,7 @@ class Agents:
             }
             for name, named in self._registry.all().items()
         ]
+
+
+def _close(named: Named) -> Command:
+    return Command(op=Op.CLOSE, cause=Cause.COMMAND, key=Key.unpack(named.key), id=named.id)

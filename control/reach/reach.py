@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from functools import partial
 
 from appliance.wire import Event, Limited
 from control.clients.locate import Locator
-from control.clients.registry import Registry
+from control.clients.registry import Registry, RegistryError
 from control.config import Config, Service
 from control.core.ports import DispatcherPort, EnginePort
 from control.reach.absent import Absent
@@ -46,8 +47,9 @@ class Reach:
             engine, self.arrivals, kinds, lambda index: services[index].policy(config.policy).connect_timeout
         )
         self.linker = Linker(dispatcher, self.arrivals, self.links)
+        self._may_come = config.agent
         settings = Settings(
-            agents=config.agent,
+            agents=lambda: self._may_come,
             services=lambda: {one.name: index for index, one in tuple(services.items()) if one.kind != "agents"},
             says_nonce=lambda index: services[index].kind == "held" and not services[index].trust_address,
             hello_s=config.agents.hello_timeout,
@@ -84,6 +86,22 @@ class Reach:
         if self._dialler is not None:
             self._dialler.begin()
         self.links.serve()
+
+    async def take_over(self, config: Config) -> None:
+        """Agents that may come, and for which clients, as they are configured now."""
+        self._may_come = config.agent
+        await asyncio.to_thread(self.forget_withdrawn)
+
+    def forget_withdrawn(self) -> bool:
+        """Agents.forget_withdrawn; whether the database could be read. Blocks for as long as it takes."""
+        try:
+            closed = self.agents.forget_withdrawn()
+        except RegistryError as error:
+            log.error("agents whose tokens are withdrawn are not looked for now, and closed when they speak: %s", error)
+            return False
+        if closed:
+            log.info("closed the connections of %d agents that may not speak for their clients any more", closed)
+        return True
 
     def wanted(self, event: Event) -> None:
         """An event of type WANTED, which there is none of unless clients are dialled; in the dispatcher's thread."""

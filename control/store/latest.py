@@ -20,9 +20,9 @@ from control.store import appended, sleeping, starting
 from control.store.file import DamagedError
 from control.store.history import History, Seen
 from control.store.history_rows import HISTORY_COLUMNS, history_values, with_numbers
-from control.store.queues import ID, Batch, Pieces, Queues, unsettled
+from control.store.queues import Batch, Pieces, Queues, unsettled
 from control.store.reading import Reader
-from control.store.schema import KEY, SUCCESSOR, Keyed
+from control.store.schema import KEYED, SUCCESSOR, Keyed
 
 log = logging.getLogger("roost.store")
 
@@ -109,9 +109,7 @@ class Latest(Reader):
         found: dict[Any, bytes | None] = {**super().named(kind, names, numbers), **waiting}
         wanted, of = frozenset(names), frozenset(numbers)
         return {
-            name: row
-            for name, row in found.items()
-            if row and (name in wanted or ID.unpack_from(row, KEY.size)[0] in of)
+            name: row for name, row in found.items() if row and (name in wanted or KEYED[kind][1].unpack(row)[1] in of)
         }
 
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:

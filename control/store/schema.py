@@ -60,9 +60,10 @@ def references_of(packed: bytes) -> array[int]:
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
 
-AGENT: Final = struct.Struct("=36sQQH")
+AGENT: Final = struct.Struct("=68sQQH")
 """A client of an agent: key, id and since of the agent's control connection, and the number of the service by which the
-client connects by itself, 0 when the agent opens data connections for it."""
+client connects by itself, 0 when the agent opens data connections for it. Behind the key is the SHA-256 of the token
+that the agent said; nothing in rows of a roost that kept none."""
 
 DIALLED: Final = struct.Struct("=IBQ")
 """What became of dialling a client: failures in a row, whether it is to stay connected (Stay), the last attempt (wall
@@ -283,7 +284,7 @@ agents = Table(
     "agents",
     metadata,
     Column("name", String(NAME_LENGTH), primary_key=True, comment="of the client, lower case, without the domain"),
-    Column("key", LargeBinary(KEY.size), nullable=False, comment="of the agent's control connection"),
+    Column("key", LargeBinary, nullable=False, comment="of the agent's control connection, then its token's SHA-256"),
     Column("id", BigInteger, nullable=False, index=True, comment="of that connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
     Column("service", Integer, nullable=False, comment="by which the client connects by itself; 0: it accepts"),

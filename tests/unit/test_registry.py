@@ -73,7 +73,10 @@ class Rig:
         )
         self.view = View(self.engine, self.store, self.registry, services, self.locator)
         self.tagged: list[tuple[bytes, int]] = []
-        self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain, self.tagged.extend)
+        spoken_for = Registry(self.store, self.engine, "agents")
+        self.naming = Naming(
+            self.store, self.registry, self.locator, config.attach.domain, self.tagged.extend, spoken_for
+        )
         self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
         reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, self.locator)
         self.attaching = reach.attaching
@@ -458,7 +461,7 @@ def test_names_that_are_given_together_are_given_as_if_one_after_the_other(
         given = [Gift(dict.fromkeys(sorted(names), 0), key(number % 2).pack(), number) for number, names in gifts]
         for start in range(0, len(given), at_once):
             registry.give_all(given[start : start + at_once])
-        rows = {where: row[:44] if where[0] == "agents" else row[:8] for where, row in store.rows.items()}  # no times
+        rows = {where: row[:76] if where[0] == "agents" else row[:8] for where, row in store.rows.items()}  # no times
         outcomes.append((rows, {(command.key, command.id) for command in engine.commands}))
     assert outcomes[0] == outcomes[1]
 

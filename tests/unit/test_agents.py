@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents as the daemon sees them, without a network: whose hello is good, for how long, and what else they may say."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from errno import ENOTCONN
+from pathlib import Path
+
+import pytest
+
+from appliance.agent.roost_agent import encode, token_digest
+from appliance.wire import EventType, Op
+from control.clients.locate import Locator
+from control.clients.naming import Naming
+from control.clients.registry import Registry
+from control.config import Config, parse
+from control.core.errors import OperationError
+from control.core.states import State
+from control.dispatch.dispatcher import Dispatcher
+from control.reach.attach_request import AttachRequest
+from control.reach.reach import Reach
+from control.store.store import Store
+from tests.unit.fake_engine import FakeEngine, event, key, record
+
+SERVICE = """
+[[service]]
+name = "agents"
+listen = "10.0.0.1:7100"
+kind = "agents"
+"""
+SITE = '[[agent]]\nname = "{2}"\ntoken = "{0}"\nclients = [{1}]\n'
+AGENTS = 1
+
+
+def site(token: str, clients: str) -> str:
+    return SITE.format(token_digest(token), clients, token)
+
+
+def configured(token: str = "old", clients: str = '"camera-*"') -> Config:
+    return parse(SERVICE + site(token, clients))
+
+
+def hello(*clients: str, token: str = "old") -> bytes:
+    return encode({"roost-agent": 1, "token": token, "clients": {name: {} for name in clients}})
+
+
+class Daemon:
+    """One run of a daemon, within its event loop; its links' far ends are agents."""
+
+    def __init__(self, store: Store, engine: FakeEngine, config: Config) -> None:
+        self.store, self.engine = store, engine
+        self.dispatcher = Dispatcher(engine, store, 1000)
+        names, services = Registry(store, engine), {AGENTS: config.service[0]}
+        locator = Locator(engine, store, names, services, "roost", [])
+        self.reach = Reach(config, engine, self.dispatcher, store, names, services, locator)
+        self.agents = self.reach.agents
+        self.naming = Naming(store, names, locator, "roost", lambda _: None, self.reach.spoken_for)
+        self.ends: list[socket.socket] = []
+
+    def link(self, number: int, said: bytes = b"") -> socket.socket:
+        """A client of the service is linked to the daemon, and says this."""
+        if key(number) not in self.engine.connections:
+            self.engine.add(key(number), number, State.ACTIVE)
+        end, theirs = socket.socketpair()
+        end.setblocking(False)
+        self.ends.append(end)
+        end.sendall(said)
+        linked = event(EventType.LINK, key(number), number, count=theirs.detach())
+        self.reach.links.linked(linked._replace(record=record(key(number), number, AGENTS)))
+        return end
+
+    async def registered(self, number: int, *clients: str, token: str = "old") -> socket.socket:
+        end = self.link(number, hello(*clients, token=token))
+        assert (await heard(end)).startswith(b'{"welcome":1')
+        return end
+
+    def spoken_for(self) -> dict[str, bool]:
+        """Whether the agent of each client is connected, by name."""
+        return {row["name"]: row["connected"] for row in self.agents.clients()}
+
+    def closed(self) -> list[int]:
+        return [command.id for command in self.engine.commands if command.op == Op.CLOSE]
+
+    async def until_closed(self, *numbers: int) -> None:
+        while self.closed() != [*numbers]:
+            await asyncio.sleep(0.005)
+
+    async def ask(self, client: str) -> int:
+        """What a server is told that wants this client."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            return await self.agents.reach(client, AttachRequest(ours, b"", b"", 5.0), 5.0)
+
+
+async def heard(end: socket.socket) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(end, 65536)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(f"sqlite:///{tmp_path}/roost.db", lambda slept: None)
+    made.open()
+    made.start()
+    yield made
+    made.close(3)
+
+
+Start = Callable[..., Daemon]
+
+
+@asynccontextmanager
+async def started(store: Store, engine: FakeEngine, config: Config) -> AsyncIterator[Daemon]:
+    daemon = Daemon(store, engine, config)
+    daemon.reach.begin()
+    try:
+        yield daemon
+    finally:
+        await daemon.reach.close()
+        for end in daemon.ends:
+            end.close()
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20):
+            await work()
+
+    asyncio.run(scenario())
+
+
+# -- tokens that are withdrawn ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "now",
+    [configured("new"), configured("old", '"meter-*"'), parse(SERVICE + site("a", '"camera-1"'))],
+    ids=["another token", "other clients", "another agent"],
+)
+def test_an_agent_that_may_not_speak_for_its_client_any_more_is_neither_heard_nor_asked_after_a_restart(
+    store: Store, now: Config
+) -> None:
+    engine = FakeEngine()
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as before:
+            await before.registered(7, "camera-1")
+            await before.registered(8, "camera-1x")
+        async with started(store, engine, now) as after:
+            asked = asyncio.create_task(after.ask("camera-1"))
+            while not (asked.done() or after.closed()):
+                await asyncio.sleep(0.005)
+            assert not asked.done() or await asked == ENOTCONN
+            asked.cancel()
+            engine.commands.clear()
+            after.link(8, b"{}\n")
+            await after.until_closed(8)
+
+    run(work)
+
+
+def test_an_agent_that_may_still_speak_goes_on_over_a_restart(store: Store) -> None:
+    engine = FakeEngine()
+    both = parse(SERVICE + site("new", '"meter-*"') + site("old", '"camera*"'))
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as before:
+            await before.registered(7, "camera-1")
+        async with started(store, engine, both) as after:
+            assert await asyncio.to_thread(after.agents.forget_withdrawn) == 0
+            after.link(7, hello("camera-2"))
+            while "camera-2" not in after.spoken_for():
+                await asyncio.sleep(0.005)
+            assert after.closed() == []
+
+    run(work)
+
+
+def test_a_reload_closes_agents_whose_token_is_withdrawn_and_forgets_what_no_agent_may_speak_for(store: Store) -> None:
+    engine = FakeEngine()
+    both = site("kept", '"meter-*"') + site("new", '"camera-*"')
+
+    async def work() -> None:
+        async with started(
+            store, engine, parse(SERVICE + site("kept", '"meter-*"')
+                                 + site("old", '"camera-*", "door"'))
+        ) as daemon:  # fmt: skip
+            await daemon.registered(7, "camera-1", "camera-2")
+            await daemon.registered(8, "door")
+            await daemon.registered(9, "meter-1", token="kept")
+            await daemon.reach.take_over(parse(SERVICE + both))
+            assert sorted(daemon.closed()) == [7, 8]
+            assert daemon.spoken_for() == {"camera-1": False, "camera-2": False, "meter-1": True}
+            engine.commands.clear()
+            daemon.link(10, hello("camera-1"))
+            await daemon.until_closed(10)
+            await daemon.registered(11, "camera-1", token="new")
+
+    run(work)
+
+
+def test_one_that_said_hello_to_a_daemon_that_kept_no_tokens_says_it_again(store: Store) -> None:
+    engine = FakeEngine()
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as daemon:
+            engine.add(key(7), 7, State.IDLE)
+            daemon.reach.spoken_for.give("camera-1", key(7).pack(), 7)
+            assert await asyncio.to_thread(daemon.agents.forget_withdrawn) == 0, "an upgrade ends none"
+            daemon.link(7, b"{}\n")
+            await daemon.until_closed(7)
+            await daemon.registered(8, "camera-1")
+
+    run(work)
+
+
+def test_the_name_of_an_agents_client_is_forgotten_by_command_unless_the_agent_is_connected(store: Store) -> None:
+    engine = FakeEngine()
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as daemon:
+            await daemon.registered(7, "camera-1")
+            with pytest.raises(OperationError, match="connected") as caught:
+                await asyncio.to_thread(daemon.naming.forget, "camera-1")
+            assert caught.value.status == 409
+            del engine.connections[key(7)]
+            assert await asyncio.to_thread(daemon.naming.forget, "Camera-1") == {"name": "camera-1"}
+            assert daemon.spoken_for() == {}
+            with pytest.raises(OperationError, match="no client has the name"):
+                await asyncio.to_thread(daemon.naming.forget, "camera-1")
+
+    run(work)
