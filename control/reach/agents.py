@@ -31,7 +31,7 @@ from errno import EBUSY, ECONNREFUSED, ENOTCONN, ETIMEDOUT
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from appliance.agent.roost_agent import VERSION, ProtocolError
+from appliance.agent.roost_agent import MAX_SESSIONS, VERSION, ProtocolError
 from appliance.bounds import Turns
 from appliance.wire import Command, Event, Key, Limited, Op, unpack_address
 from control.clients.registry import Gift, Named, Registry, RegistryError
@@ -62,6 +62,12 @@ HANDSHAKES_EACH: Final = MAX_STRANGERS // 2
 ASK_S: Final = 10.0
 """How long it may take to wake an agent's control connection."""
 
+
+WRONG_MAX: Final = 20
+"""Messages on one link that mean nothing; then it is reset."""
+
+LATE_MAX: Final = MAX_SESSIONS
+"""Answers on one link that nothing waits for any more, as after a long outage of the agent's clients."""
 
 WITHDRAWN: Final = "its token is withdrawn, or was said to a daemon that kept none: it says hello anew"
 
@@ -190,7 +196,7 @@ class Agents:
 
     async def _listen(self, channel: AgentChannel) -> None:
         """What an agent that is known says. Nothing is expected of it but answers to what it is asked."""
-        key = channel.link.packed
+        key, wrong, late = channel.link.packed, 0, 0
         self._channels[key] = channel
         try:
             while True:
@@ -198,10 +204,15 @@ class Agents:
                     message = await channel.next()
                 if message is None:
                     return
-                if "nonce" in message:
-                    self._answer(channel.link, message)
-                elif message.get("roost-agent") == VERSION:
+                if message.get("roost-agent") == VERSION and "nonce" not in message:
                     await self._hello(channel, message)
+                elif "nonce" not in message:
+                    wrong += 1
+                elif not self._answer(channel.link, message):
+                    late += 1
+                if wrong > WRONG_MAX or late > LATE_MAX:
+                    raise ProtocolError(f"{wrong} messages that mean nothing, {late} answers to nothing")
+                await asyncio.sleep(0)  # else who sends without end keeps all others from their turn
         except TimeoutError:
             if channel.lines.unfinished:
                 raise
@@ -218,12 +229,15 @@ class Agents:
     def _asked(self, key: bytes) -> bool:
         return any(ask.key == key and not ask.answer.done() for ask in self._asks.values())
 
-    def _answer(self, link: Link, message: Mapping[str, Any]) -> None:
+    def _answer(self, link: Link, message: Mapping[str, Any]) -> bool:
+        """Whether something waits for it."""
         ask = self._asks.get(message["nonce"]) if isinstance(message["nonce"], str) else None
         if ask is not None and ask.key == link.packed and not ask.answer.done() and "error" in message:
             log.info("an agent cannot reach its client: %.200r", message["error"],
                      extra=about(connection=link.number, client=link.key))  # fmt: skip
             ask.answer.set_result(ECONNREFUSED)
+            return True
+        return False
 
     # -- an agent that is spoken to -----------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from control.config import Config, parse
 from control.core.errors import OperationError
 from control.core.states import State
 from control.dispatch.dispatcher import Dispatcher
+from control.reach import agents
 from control.reach.attach_request import AttachRequest
 from control.reach.reach import Reach
 from control.store.store import Store
@@ -231,5 +232,41 @@ def test_the_name_of_an_agents_client_is_forgotten_by_command_unless_the_agent_i
             assert daemon.spoken_for() == {}
             with pytest.raises(OperationError, match="no client has the name"):
                 await asyncio.to_thread(daemon.naming.forget, "camera-1")
+
+    run(work)
+
+
+# -- what an agent that is known says ---------------------------------------------------------------------------------
+
+
+def test_an_agent_that_talks_without_end_is_turned_away_and_holds_up_nothing_meanwhile(store: Store) -> None:
+    """What it had said already was read in one turn of the loop: a server waited 12 s for another agent's client."""
+    engine = FakeEngine()
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as daemon:
+            agent = await daemon.registered(7, "camera-1")
+            agent.sendall(b"{}\n" * 5000)
+            turns = 0
+            while not daemon.closed():
+                turns += 1
+                await asyncio.sleep(0)
+            assert daemon.closed() == [7]
+            assert turns >= agents.WRONG_MAX, "a turn for others behind each message"
+
+    run(work)
+
+
+def test_answers_that_come_too_late_are_no_nonsense(store: Store) -> None:
+    engine = FakeEngine()
+
+    async def work() -> None:
+        async with started(store, engine, configured()) as daemon:
+            agent = await daemon.registered(7, "camera-1")
+            agent.sendall(encode({"nonce": "late", "error": "no answer"}) * 64 + hello("camera-2"))
+            assert (await heard(agent)).startswith(b'{"welcome":1')
+            assert daemon.closed() == []
+            agent.sendall(encode({"nonce": "late", "error": "no answer"}) * (agents.LATE_MAX + 1))
+            await daemon.until_closed(7)
 
     run(work)
