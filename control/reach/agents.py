@@ -172,6 +172,10 @@ class Agents:
             if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
             self._tls[link.packed] = channel.tls
+            event = self._engine.find(link.key)
+            if event is None or event.number not in (0, link.number):  # `hear` was told before there was anything here
+                self._tls.pop(link.packed, None)
+                raise ProtocolError("it has ended")
         await asyncio.to_thread(self._registry.give_all, [gift])
         await asyncio.to_thread(self._names.give_way, list(services))
         await self._committed()

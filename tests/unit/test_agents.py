@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from errno import ENOTCONN
@@ -19,12 +20,15 @@ from control.clients.naming import Naming
 from control.clients.registry import Registry
 from control.config import Config, parse
 from control.core.errors import OperationError
-from control.core.states import State
+from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach import agents
 from control.reach.attach_request import AttachRequest
+from control.reach.daemon_links import Link
 from control.reach.reach import Reach
+from control.reach.tls import server_context
 from control.store.store import Store
+from tests.certificates import make_certificate
 from tests.unit.fake_engine import FakeEngine, event, key, record
 
 SERVICE = """
@@ -52,12 +56,12 @@ def hello(*clients: str, token: str = "old") -> bytes:
 class Daemon:
     """One run of a daemon, within its event loop; its links' far ends are agents."""
 
-    def __init__(self, store: Store, engine: FakeEngine, config: Config) -> None:
+    def __init__(self, store: Store, engine: FakeEngine, config: Config, tls: ssl.SSLContext | None = None) -> None:
         self.store, self.engine = store, engine
         self.dispatcher = Dispatcher(engine, store, 1000)
         names, services = Registry(store, engine), {AGENTS: config.service[0]}
         locator = Locator(engine, store, names, services, "roost", [])
-        self.reach = Reach(config, engine, self.dispatcher, store, names, services, locator)
+        self.reach = Reach(config, engine, self.dispatcher, store, names, services, locator, tls)
         self.agents = self.reach.agents
         self.naming = Naming(store, names, locator, "roost", lambda _: None, self.reach.spoken_for)
         self.ends: list[socket.socket] = []
@@ -114,8 +118,10 @@ Start = Callable[..., Daemon]
 
 
 @asynccontextmanager
-async def started(store: Store, engine: FakeEngine, config: Config) -> AsyncIterator[Daemon]:
-    daemon = Daemon(store, engine, config)
+async def started(
+    store: Store, engine: FakeEngine, config: Config, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Daemon]:
+    daemon = Daemon(store, engine, config, tls)
     daemon.reach.begin()
     try:
         yield daemon
@@ -268,5 +274,42 @@ def test_answers_that_come_too_late_are_no_nonsense(store: Store) -> None:
             assert daemon.closed() == []
             agent.sendall(encode({"nonce": "late", "error": "no answer"}) * (agents.LATE_MAX + 1))
             await daemon.until_closed(7)
+
+    run(work)
+
+
+def test_an_agent_that_ends_before_its_hello_is_worked_out_leaves_no_tls_session(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each such kept a place until a restart; when all were taken no agent could come."""
+    engine = FakeEngine()
+    certificate, private_key = make_certificate(tmp_path)
+    trust = ssl.create_default_context(cafile=str(certificate))
+    one = parse(SERVICE + site("old", '"camera-*"') + "[agents]\ntls_sessions = 1\n")
+
+    def speak(end: socket.socket, said: bytes) -> bytes:
+        end.settimeout(10)
+        with trust.wrap_socket(end, server_hostname="roost.test") as tls:
+            tls.sendall(said)
+            return tls.recv(100)
+
+    async def work() -> None:
+        async with started(store, engine, one, server_context(str(certificate), str(private_key))) as daemon:
+            introduce = daemon.reach.links.introduce
+
+            async def late(link: Link) -> None:
+                monkeypatch.setattr(daemon.reach.links, "introduce", introduce)
+                engine.move(engine.connections[link.key], State.CLOSED, Cause.CLIENT_CLOSE)
+                daemon.dispatcher.turn(engine.batch(timeout_ms=0))
+                await introduce(link)
+
+            monkeypatch.setattr(daemon.reach.links, "introduce", late)
+            gone = asyncio.create_task(asyncio.to_thread(speak, daemon.link(7), hello("camera-1")))
+            await daemon.until_closed(7)
+            assert daemon.spoken_for() == {}
+            said = await asyncio.to_thread(speak, daemon.link(8), hello("camera-1"))
+            assert said.startswith(b'{"welcome":1')
+            await asyncio.wait({gone})
+            gone.exception()
 
     run(work)
