@@ -33,6 +33,7 @@ from appliance.frontends.handshake import (
     FAILED,
     LATE,
     MANY,
+    MANY_WAIT,
     OVERLOADED,
     Answer,
     Handshake,
@@ -56,6 +57,9 @@ MAX_HANDSHAKES: Final = 1024
 
 MAX_OF_SOURCE: Final = 128
 """Of those, of one IPv4 address or /64 of IPv6, whose request is being read."""
+
+MAX_PLACES_OF_SOURCE: Final = MAX_HANDSHAKES // 4
+"""The same of all of them, until they are answered."""
 
 MAX_TURNED_AWAY: Final = 256
 """Servers beyond them that are heard out, to be refused in the protocol they speak; what comes then is closed."""
@@ -90,6 +94,7 @@ class Settings:
     released_s: float = 300.0
     max_released: int = MAX_RELEASED
     max_of_source: int = MAX_OF_SOURCE
+    max_places_of_source: int = MAX_PLACES_OF_SOURCE
     may_attach: Callable[[str], bool] = lambda address: True
     """Whether one more connection from this address is within the limits."""
 
@@ -185,6 +190,7 @@ class Frontend:
         self._turned_away: set[asyncio.Task[None]] = set()
         self._released: set[asyncio.Task[None]] = set()
         self._asking = AtOnce(settings.max_of_source)
+        self._places = AtOnce(settings.max_places_of_source)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = {"attached": 0, "refused": 0, "dropped": 0, "released": 0}
         """Servers since the start; dropped: those that were too many even to be told so; released: those that have
@@ -281,10 +287,13 @@ class Frontend:
             refusal = OVERLOADED
         elif not self._asking.begin(source):
             refusal = MANY
+        elif not self._places.begin(source):
+            self._asking.end(source)
+            refusal = MANY_WAIT
         call = _Call(server, source, refusal)
         if refusal is None:
             task = self._begin(self._serve(call), self._handshakes)
-            task.add_done_callback(lambda _: self._has_asked(call))  # it may be cancelled before it begins
+            task.add_done_callback(lambda _: self._ended(call))  # it may be cancelled before it begins
         elif len(self._turned_away) < self._settings.max_turned_away:
             self._begin(self._serve(call), self._turned_away)
         else:
@@ -296,6 +305,10 @@ class Frontend:
         if call.asks:
             call.asks = False
             self._asking.end(call.source)
+
+    def _ended(self, call: _Call) -> None:
+        self._has_asked(call)
+        self._places.end(call.source)
 
     async def _serve(self, call: _Call) -> None:
         try:

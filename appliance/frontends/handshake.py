@@ -98,6 +98,7 @@ LATE: Final = Refusal(408, Reply.GENERAL_FAILURE, "the request did not come in t
 OVERLOADED: Final = Refusal(503, Reply.GENERAL_FAILURE, "too many requests at once")
 BEYOND: Final = Refusal(429, Reply.GENERAL_FAILURE, "its source does more than [limits] attaches allows")
 MANY: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at once have not said what they want")
+MANY_WAIT: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at once wait for their clients")
 CROWDED: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many passwords from this address are being checked")
 UNAUTHENTICATED: Final = Refusal(407, Reply.NOT_ALLOWED, "a user and its password are needed")
 FAILED: Final = Refusal(500, Reply.GENERAL_FAILURE, "the appliance failed; its log says how")

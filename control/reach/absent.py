@@ -117,7 +117,7 @@ class Absent:
                         return error.errno
                     try:
                         async with asyncio.timeout_at(deadline):
-                            await arrival
+                            await server.wait(arrival)
                     except TimeoutError:
                         return ETIMEDOUT
                     continue

@@ -247,7 +247,8 @@ class Agents:
 
     async def reach(self, name: str, server: AttachRequest, timeout_s: float) -> int:
         """Let the agent of the client with this name bring the client, and link it to the server. 0, or an errno:
-        ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT. Raises OSError."""
+        ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT. Raises OSError, ENOTCONN when
+        the server has gone."""
         named = await self._registry.look_up(name)
         if named is None or not named.connected or not may_be_spoken_for(self._settings, name):
             return ENOTCONN
@@ -257,9 +258,9 @@ class Agents:
             async with asyncio.timeout_at(deadline):
                 came: Link | Key | int
                 if named.service:
-                    came = await self._told_to_connect(name, named)
+                    came = await self._told_to_connect(name, named, server)
                 else:
-                    came = await self._told_to_open(name, named)
+                    came = await self._told_to_open(name, named, server)
         except TimeoutError:
             return ETIMEDOUT
         if isinstance(came, int):
@@ -268,31 +269,32 @@ class Agents:
             return await self._join(came, server)
         return await self._meet(name, came, named.service, server, deadline)
 
-    async def _told_to_open(self, name: str, named: Named) -> Link | int:
+    async def _told_to_open(self, name: str, named: Named, server: AttachRequest) -> Link | int:
         """The data connection that an agent has opened, or an errno."""
         with self._asking(named.key) as (nonce, ask):
             await self._say(name, {"attach": name, "nonce": nonce})
-            link = await ask.answer
+            await server.wait(ask.answer)
+            link = ask.answer.result()
             if isinstance(link, Link):
                 self._sessions.add(link.packed, Session(nonce, name))
             return link
 
-    async def _told_to_connect(self, name: str, named: Named) -> Key | int:
+    async def _told_to_connect(self, name: str, named: Named, server: AttachRequest) -> Key | int:
         """The connection that a client has made by itself, or an errno."""
         if self._settings.says_nonce(named.service):
             say = secrets.token_urlsafe(16)
-            return await self._told(name, named.key, {"say": say}, ("said", say.encode() + b"\n"))
+            return await self._told(name, named.key, server, {"say": say}, ("said", say.encode() + b"\n"))
         # Behind one address the next connection to the service is the client's that was told last: one by one.
         client = named.key[:16]
         async with self._turns.setdefault((client, named.service), asyncio.Lock()):
-            return await self._told(name, named.key, {}, ("service", client, named.service))
+            return await self._told(name, named.key, server, {}, ("service", client, named.service))
 
-    async def _told(self, name: str, agent: bytes, more: Mapping[str, str], comes: What) -> Key | int:
+    async def _told(self, name: str, agent: bytes, server: AttachRequest, more: Mapping[str, str],
+                    comes: What) -> Key | int:  # fmt: skip
         """The same: the first for which this comes to pass, or which has the name. more: members of the message."""
         with self._asking(agent) as (nonce, ask), self._arrivals.expect(comes, ("name", name)) as arrival:
             await self._say(name, {"attach": name, "nonce": nonce, **more})
-            either: set[asyncio.Future[Any]] = {arrival, ask.answer}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await server.wait(arrival, ask.answer)
             if not arrival.done():
                 return ECONNREFUSED
             if not (key := arrival.result()):  # it has the name now

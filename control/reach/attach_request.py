@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from errno import ECANCELED
+from errno import ECANCELED, ENOTCONN
+from typing import Any, Final
 
 from appliance.wire import pack_address
+
+LOOK_S: Final = 1.0
+"""How often it is looked whether a server that waits has gone."""
 
 
 @dataclass(slots=True)
@@ -43,11 +48,17 @@ class AttachRequest:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended, which is not noticed while it waits. One that has closed its sending side alone counts
-        as gone, too: the two cannot be told apart."""
+        """Whether it has ended. One that has closed its sending side alone counts as gone, too: the two cannot be told
+        apart."""
         try:
             return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:
             return True
+
+    async def wait(self, *comes: asyncio.Future[Any]) -> None:
+        """Until one of these is done. Raises OSError, ENOTCONN, when the server has gone before."""
+        while not (await asyncio.wait(comes, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if self.gone:
+                raise OSError(ENOTCONN, "the server has gone")

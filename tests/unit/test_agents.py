@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance.agent.roost_agent import encode, token_digest
+from appliance.frontends.target import Name
 from appliance.wire import EventType, Op
 from control.clients.locate import Locator
 from control.clients.naming import Naming
@@ -22,7 +23,7 @@ from control.config import Config, parse
 from control.core.errors import OperationError
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
-from control.reach import agents
+from control.reach import agents, attach_request
 from control.reach.attach_request import AttachRequest
 from control.reach.daemon_links import Link
 from control.reach.reach import Reach
@@ -311,5 +312,35 @@ def test_an_agent_that_ends_before_its_hello_is_worked_out_leaves_no_tls_session
             assert said.startswith(b'{"welcome":1')
             await asyncio.wait({gone})
             gone.exception()
+
+    run(work)
+
+
+# -- a server that leaves ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["agent", "wait"])
+def test_a_server_that_goes_while_it_waits_for_its_client_waits_no_longer(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its place is another one's then: 1,024 that had gone kept all others out."""
+    monkeypatch.setattr(attach_request, "LOOK_S", 0.01)
+    engine = FakeEngine()
+    absent = f'[absent]\nsteps = ["{step}"]\nagent_timeout = "10s"\nwait = "10s"\n'
+
+    async def work() -> None:
+        async with started(store, engine, parse(SERVICE + site("old", '"camera-*"') + absent)) as daemon:
+            agent = await daemon.registered(7, "camera-1")
+            ours, theirs = socket.socketpair()
+            with theirs:
+                target = Name("camera-1.roost")
+                asked = asyncio.create_task(daemon.reach.attaching.attach(target, theirs, b"", b"", 10.0, "connect"))
+                while step == "agent" and b"attach" not in await heard(agent):
+                    pass
+                while step == "wait" and not daemon.reach.arrivals.waits(("name", "camera-1")):
+                    await asyncio.sleep(0.005)
+                assert not asked.done()
+                ours.close()
+                assert await asked == ENOTCONN
 
     run(work)

@@ -350,6 +350,37 @@ def test_a_source_that_has_asked_may_wait_for_as_many_clients_as_others() -> Non
     run(Slow(), work, max_of_source=8, max_handshakes=8)
 
 
+def test_a_source_whose_clients_do_not_come_keeps_no_other_out() -> None:
+    """Until all that it asked for is answered, it has a quarter of the places; one kept all 1,024 for a minute."""
+    come = asyncio.Event()
+
+    class Slow(FakeAttacher):
+        waiting = 0
+
+        async def attach(self, *_: object) -> int:
+            self.waiting += 1
+            await come.wait()
+            return ENOENT
+
+    attacher = Slow()
+
+    async def work(rig: Rig) -> None:
+        asked = [asyncio.create_task(rig.ask(CONNECT)) for _ in range(2)]
+        while attacher.waiting < 2:
+            await asyncio.sleep(0.005)
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 429 ")
+        asked.append(asyncio.create_task(rig.ask(CONNECT, source="127.0.0.2")))
+        while attacher.waiting < 3:
+            await asyncio.sleep(0.005)
+        come.set()
+        assert {answer[:12] for answer in await asyncio.gather(*asked)} == {b"HTTP/1.1 404"}
+        while rig.frontend._handshakes:
+            await asyncio.sleep(0.005)
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 404 "), "its places are free again"
+
+    run(attacher, work, max_places_of_source=2)
+
+
 def test_a_source_beyond_its_limit_is_refused_in_its_protocol() -> None:
     async def work(rig: Rig) -> None:
         assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 429 ")
