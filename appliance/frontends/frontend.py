@@ -97,6 +97,8 @@ class Settings:
     max_places_of_source: int = MAX_PLACES_OF_SOURCE
     may_attach: Callable[[str], bool] = lambda address: True
     """Whether one more connection from this address is within the limits."""
+    makes_room: bool = False
+    """When all places are taken, the oldest server that waits for no client goes, and not the one that comes."""
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -128,6 +130,8 @@ class _Call:
         self.handshake: Handshake | None = None
         self.protocol = ""
         """One of Settings.protocols."""
+        self.waits = False
+        """For a client."""
 
     async def negotiate(self, settings: Settings) -> Request | Refusal:
         """What the server wants, or why it cannot be had. Raises OSError when it went away."""
@@ -187,14 +191,15 @@ class Frontend:
         self._listeners: list[socket.socket] = []
         self._accepting: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._calls: dict[_Call, asyncio.Task[None]] = {}
         self._turned_away: set[asyncio.Task[None]] = set()
         self._released: set[asyncio.Task[None]] = set()
         self._asking = AtOnce(settings.max_of_source)
         self._places = AtOnce(settings.max_places_of_source)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = {"attached": 0, "refused": 0, "dropped": 0, "released": 0}
-        """Servers since the start; dropped: those that were too many even to be told so; released: those that have
-        released a client."""
+        """Servers since the start; dropped: those that were too many even to be told so, or made room; released: those
+        that have released a client."""
 
     def serve(self, listener: socket.socket) -> tuple[str, int]:
         """Begin to accept on a socket of `bind`, which is this object's from now on; returns its address and port."""
@@ -281,9 +286,10 @@ class Frontend:
             server.close()
             return
         source, refusal = source_of(address), None
+        full = len(self._calls) >= self._settings.max_handshakes
         if not self._settings.may_attach(address):
             refusal = BEYOND
-        elif len(self._handshakes) >= self._settings.max_handshakes:
+        elif full and not (self._settings.makes_room and self._make_room()):
             refusal = OVERLOADED
         elif not self._asking.begin(source):
             refusal = MANY
@@ -292,7 +298,7 @@ class Frontend:
             refusal = MANY_WAIT
         call = _Call(server, source, refusal)
         if refusal is None:
-            task = self._begin(self._serve(call), self._handshakes)
+            task = self._calls[call] = self._begin(self._serve(call), self._handshakes)
             task.add_done_callback(lambda _: self._ended(call))  # it may be cancelled before it begins
         elif len(self._turned_away) < self._settings.max_turned_away:
             self._begin(self._serve(call), self._turned_away)
@@ -307,8 +313,18 @@ class Frontend:
             self._asking.end(call.source)
 
     def _ended(self, call: _Call) -> None:
+        self._calls.pop(call, None)
         self._has_asked(call)
         self._places.end(call.source)
+
+    def _make_room(self) -> bool:
+        """Whether there was one to go."""
+        oldest = next((call for call in self._calls if not call.waits), None)
+        if oldest is not None:
+            log.info("attach: the oldest of %d servers that had not asked for a client goes", len(self._calls))
+            self.counts["dropped"] += 1
+            self._calls.pop(oldest).cancel()
+        return oldest is not None
 
     async def _serve(self, call: _Call) -> None:
         try:
@@ -338,8 +354,10 @@ class Frontend:
         if isinstance(asked, Refusal):
             return asked
         assert call.handshake is not None, "it has asked for something"
+        call.waits = True
         # On success it is closed without a shutdown, which the engine, with its own descriptor, does not notice.
         error = await self._attacher.attach(
             asked.target, call.server, call.handshake.preamble, asked.early, self._settings.timeout_s, call.protocol
         )
+        call.waits = False
         return refusal_for(error) if error else None

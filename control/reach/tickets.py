@@ -17,7 +17,7 @@ from contextvars import Context, copy_context
 from errno import ENOENT
 from typing import Any, Final, NamedTuple
 
-from appliance.frontends.frontend import Frontend, Settings, bind
+from appliance.frontends.frontend import MAX_HANDSHAKES, Frontend, Settings, bind
 from appliance.frontends.target import Address, Name, Target, host_target, parse_authority, target_text
 from appliance.wire import endpoint_text, unpack_address
 from control.clients.locate import Located, Locator
@@ -28,6 +28,10 @@ from control.reach.attaching import Attaching
 
 GOOD_S: Final = 10.0
 """How long a ticket may be used."""
+
+HANDSHAKE_S: Final = 1.0
+"""How long one on this machine may take to say its ticket. All of them are one source: any local user may come, and
+silent ones make room for others."""
 
 MOST: Final = 1024
 MOST_EACH: Final = 64
@@ -59,7 +63,11 @@ class Tickets:
         self._attach = attach
         self.listening: list[list[Any]] = []
         self._tickets: dict[str, _Issued] = {}
-        self._frontend = Frontend(self, Settings(attach.timeout, ("connect",), released_s=attach.released_for))
+        settings = Settings(
+            attach.timeout, ("connect",), handshake_s=HANDSHAKE_S, released_s=attach.released_for,
+            max_of_source=MAX_HANDSHAKES, max_places_of_source=MAX_HANDSHAKES, makes_room=True,
+        )  # fmt: skip
+        self._frontend = Frontend(self, settings)
         self._at: tuple[str, int] | None = None
 
     async def offer(self, name: str) -> dict[str, Any]:

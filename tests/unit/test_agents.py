@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from appliance.agent.roost_agent import encode, token_digest
+from appliance.frontends.frontend import MAX_OF_SOURCE
 from appliance.frontends.target import Name
 from appliance.wire import EventType, Op
 from control.clients.locate import Locator
@@ -342,5 +343,22 @@ def test_a_server_that_goes_while_it_waits_for_its_client_waits_no_longer(
                 assert not asked.done()
                 ours.close()
                 assert await asked == ENOTCONN
+
+    run(work)
+
+
+def test_no_local_user_keeps_tickets_from_being_used(store: Store) -> None:
+    """All of this machine are one source: 128 connections that said nothing kept all others out."""
+
+    async def work() -> None:
+        async with started(store, FakeEngine(), configured()) as daemon:
+            ticket = await daemon.reach.tickets.issue("camera-1.roost", "ann")
+            host, _, port = ticket["address"].rpartition(":")
+            silent = [await asyncio.open_connection(host, int(port)) for _ in range(MAX_OF_SOURCE + 1)]
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"CONNECT {ticket['authority']} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 404 "), "there is no such client, which it was told"
+            for _, one in (*silent, (reader, writer)):
+                one.close()
 
     run(work)

@@ -381,6 +381,47 @@ def test_a_source_whose_clients_do_not_come_keeps_no_other_out() -> None:
     run(attacher, work, max_places_of_source=2)
 
 
+def test_where_all_are_one_source_those_that_ask_for_nothing_make_room_the_oldest_first() -> None:
+    come = asyncio.Event()
+
+    class Slow(FakeAttacher):
+        waiting = 0
+
+        async def attach(self, *_: object) -> int:
+            self.waiting += 1
+            await come.wait()
+            return ENOENT
+
+    attacher = Slow()
+
+    async def work(rig: Rig) -> None:
+        asked = [asyncio.create_task(rig.ask(CONNECT))]
+        while not attacher.waiting:
+            await asyncio.sleep(0.005)
+        idle = []
+        for n in range(2, 4):
+            idle.append(await rig.open())
+            while len(rig.frontend._handshakes) < n:
+                await asyncio.sleep(0.005)
+        asked.append(asyncio.create_task(rig.ask(CONNECT)))
+        assert await idle[0][0].read() == b"", "it goes"
+        while attacher.waiting < 2:
+            await asyncio.sleep(0.005)
+        idle.append(await rig.open())
+        assert await idle[1][0].read() == b""
+        idle[2][1].write(CONNECT)
+        while attacher.waiting < 3:
+            await asyncio.sleep(0.005)
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 503 "), "those that wait for a client stay"
+        come.set()
+        assert {answer[:12] for answer in await asyncio.gather(*asked)} == {b"HTTP/1.1 404"}
+        assert rig.frontend.counts["dropped"] == 2
+        for _, writer in idle:
+            writer.close()
+
+    run(attacher, work, max_handshakes=3, makes_room=True)
+
+
 def test_a_source_beyond_its_limit_is_refused_in_its_protocol() -> None:
     async def work(rig: Rig) -> None:
         assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 429 ")
