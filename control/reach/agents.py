@@ -123,6 +123,7 @@ class Agents:
                     return
                 await self._listen(AgentChannel(link, self._handshakes, tls))
             else:
+                self._links.keep_stranger(link)
                 await self._introduce(link)
         except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
             self._reject(link, str(error) or "too slow")

@@ -38,6 +38,10 @@ MAX_STRANGERS: Final = 256
 """Clients of `held`, and of `agents` those that have not said who they are: the oldest goes when there are more, so
 that those who only connect keep others out for a moment."""
 
+MAX_UNKNOWN: Final = 4096
+"""Clients of `agents` whose names are being looked up, by which it is told whether they have said who they are: the
+oldest goes when there are more. Agents that speak at once take no stranger's place meanwhile."""
+
 MAX_INTRODUCED: Final = 1024
 """Agents that are served at a time; those beyond wait, with no more than a descriptor each."""
 
@@ -119,9 +123,10 @@ class DaemonLinks:
         self._closed = False
         self._introduced = asyncio.Semaphore(MAX_INTRODUCED)
         self._held: dict[Link, asyncio.Task[None]] = {}
+        self._unknown: dict[Link, asyncio.Task[None]] = {}
         self._strangers: dict[Link, asyncio.Task[None]] = {}
         self.crowded_out = 0
-        """Held clients and strangers that went since others came."""
+        """Held clients, unknown ones and strangers that went since others came."""
         self._links: dict[bytes, Link] = {}
         self._holds: dict[bytes, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -174,17 +179,21 @@ class DaemonLinks:
     def take(self, link: Link) -> None:
         """The link is the caller's from now on, to be read and closed."""
         link.taken = True
-        self._held.pop(link, None)
-        self._strangers.pop(link, None)
+        self._leave_place(link)
         if (hold := self._holds.pop(link.packed, None)) is not None:
             hold.cancel()
         self._forget(link)
 
     async def introduce(self, link: Link) -> None:
         """It is known who this is: no stranger takes its place, once there is one."""
-        if self._strangers.pop(link, None) is not None:
+        if self._leave_place(link):
             await self._introduced.acquire()
             link.introduced = True
+
+    def keep_stranger(self, link: Link) -> None:
+        """It is not known who this is: it has a place until as many others come, or until it is introduced."""
+        if (task := self._unknown.pop(link, None)) is not None:
+            self._place(link, task, self._strangers, MAX_STRANGERS)
 
     def reject(self, link: Link) -> None:
         """Close the client's connection, whatever it wanted: it gets a reset, and no reason."""
@@ -196,20 +205,25 @@ class DaemonLinks:
         while not self._closed and not self._waiting.empty():
             link = self._waiting.get_nowait()
             held = self.kind(link.service) == "held"
-            places, most = (self._held, MAX_HELD) if held else (self._strangers, MAX_STRANGERS)
-            if len(places) >= most:
-                self._crowd_out(places, most)
-            places[link] = task = self.begin(self._serve(link))
+            task = self.begin(self._serve(link))
+            self._place(link, task, *((self._held, MAX_HELD) if held else (self._unknown, MAX_UNKNOWN)))
             task.add_done_callback(partial(self._ended, link))  # not in the task: it may be cancelled before it begins
 
-    def _crowd_out(self, places: dict[Link, asyncio.Task[None]], most: int) -> None:
-        oldest = next(iter(places))
-        self.crowded_out += 1
-        log.warning("%s goes, the oldest of %d %s: more have come", oldest.key.client_text, most,
-                    "held clients" if places is self._held else "that have not said which agent they are",
-                    extra=about(connection=oldest.number, client=oldest.key))  # fmt: skip
-        places.pop(oldest).cancel()
-        self.reject(oldest)
+    def _place(self, link: Link, task: asyncio.Task[None], places: dict[Link, asyncio.Task[None]], most: int) -> None:
+        """Keep it among these; the oldest of them goes where there are as many."""
+        if len(places) >= most:
+            oldest = next(iter(places))
+            self.crowded_out += 1
+            log.warning("%s goes, the oldest of %d %s: more have come", oldest.key.client_text, most,
+                        "held clients" if places is self._held else "that have not said which agent they are",
+                        extra=about(connection=oldest.number, client=oldest.key))  # fmt: skip
+            places.pop(oldest).cancel()
+            self.reject(oldest)
+        places[link] = task
+
+    def _leave_place(self, link: Link) -> bool:
+        """Whether it had one."""
+        return any(places.pop(link, None) for places in (self._held, self._unknown, self._strangers))
 
     async def _serve(self, link: Link) -> None:
         try:
@@ -226,8 +240,7 @@ class DaemonLinks:
         if not link.taken:
             self._forget(link)
             link.sock.close()
-        self._held.pop(link, None)
-        self._strangers.pop(link, None)
+        self._leave_place(link)
         if link.introduced:
             self._introduced.release()
 

@@ -333,7 +333,12 @@ def test_held_clients_and_strangers_have_places_of_their_own_and_the_oldest_goes
 
     async def scenario() -> None:
         links = Links()
-        links.all.serve_agent = lambda link: asyncio.sleep(60)
+
+        async def serve(link: Link) -> None:
+            links.all.keep_stranger(link)
+            await link.ended()
+
+        links.all.serve_agent = serve
         links.come(1, 1, 2, 3)
         links.come(2, 11, 12, 13)
         assert (await links.there(), links.rejected()) == ([2, 3, 11, 12, 13], [1])
@@ -422,7 +427,9 @@ def test_an_agent_that_is_known_keeps_its_place_and_waits_for_one(monkeypatch: p
         links, served = Links(), list[int]()
 
         async def serve(link: Link) -> None:
-            if link.number < 20:
+            if link.number >= 20:
+                links.all.keep_stranger(link)
+            else:
                 await links.all.introduce(link)
                 await links.all.introduce(link)  # each hello does
                 served.append(link.number)
@@ -440,6 +447,28 @@ def test_an_agent_that_is_known_keeps_its_place_and_waits_for_one(monkeypatch: p
             while len(served) < 3:
                 await asyncio.sleep(0.01)
         assert served == [11, 12, 13]
+        await links.close()
+
+    asyncio.run(scenario())
+
+
+def test_those_that_are_being_looked_up_have_places_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_links, "MAX_UNKNOWN", 3)
+    monkeypatch.setattr(daemon_links, "MAX_STRANGERS", 1)
+
+    async def scenario() -> None:
+        links, looked_up = Links(), asyncio.Event()
+
+        async def serve(link: Link) -> None:
+            await looked_up.wait()
+            links.all.keep_stranger(link)
+            await link.ended()
+
+        links.all.serve_agent = serve
+        links.come(2, 11, 12, 13, 14)
+        assert (await links.there(), links.rejected()) == ([12, 13, 14], [11])
+        looked_up.set()
+        assert (await links.there(), links.rejected()) == ([14], [11, 12, 13])
         await links.close()
 
     asyncio.run(scenario())
