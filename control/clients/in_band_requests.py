@@ -33,6 +33,9 @@ LOOK_EVERY_S: Final = 3600.0
 
 HOUR_S: Final = 3600.0
 
+AGENTS_KEPT: Final = 65_536
+"""Clients of agents that are away, of each token."""
+
 
 class InBandRequests:
     """`ask` is for the dispatcher (Dispatcher.handle); `run` needs a thread of its own. spoken_for: the
@@ -153,6 +156,11 @@ class InBandRequests:
                 log.info("%d names that were given in band are forgotten: their connections are closed", gone)
         except RegistryError as error:
             log.warning("names that were given in band are kept for another hour: %s", error)
+        try:
+            if gone := self._spoken_for.shed(AGENTS_KEPT):
+                log.info("%d clients are forgotten: their agents are away, and spoke for %d later", gone, AGENTS_KEPT)
+        except RegistryError as error:
+            log.warning("clients of agents that are away are kept for another hour: %s", error)
 
 
 def _source(key: Key) -> str:

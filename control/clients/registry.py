@@ -252,6 +252,19 @@ class Registry:
                 return gone
             after = page[-1][0]
 
+    @_reading()
+    def shed(self, most: int) -> int:
+        """Forget clients of agents that are not connected, where there are more than so many of one token, those that
+        were spoken for longest ago; how many."""
+        away: defaultdict[bytes, list[tuple[int, str]]] = defaultdict(list)
+        with self.changing:
+            for name, named in self.all().items():
+                if not named.connected:
+                    away[named.token].append((named.since, name))
+            gone = [name for rows in away.values() for _, name in sorted(rows)[: max(len(rows) - most, 0)]]
+            self._store.add(keyed={(self._kind, name): None for name in gone})
+        return len(gone)
+
     def commit(self) -> None:
         """Wait until what was given and removed is written. Raises RegistryError when that takes too long."""
         if not self._store.flush(PATIENCE_S):

@@ -32,7 +32,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import MAX_SESSIONS, VERSION, ProtocolError
-from appliance.bounds import Turns
+from appliance.bounds import Rates, Turns
 from appliance.wire import Command, Event, Key, Limited, Op, unpack_address
 from control.clients.registry import Gift, Named, Registry, RegistryError
 from control.core.logs import about
@@ -58,6 +58,11 @@ GATHER_S: Final = 0.01
 
 HANDSHAKES_EACH: Final = MAX_STRANGERS // 2
 """TLS handshakes of one source that may wait for a thread; what comes beyond gives its place back at once."""
+
+NEW_NAMES_MAX: Final = 65_536
+"""Clients that an [[agent]] may begin to speak for in an hour, with all its connections."""
+
+HOUR_S: Final = 3600.0
 
 ASK_S: Final = 10.0
 """How long it may take to wake an agent's control connection."""
@@ -99,6 +104,7 @@ class Agents:
         self._channels: dict[bytes, AgentChannel] = {}
         self._tls: dict[bytes, TlsState] = {}
         self._handshakes = Turns("roost-handshake", HANDSHAKES_EACH)
+        self._new_names = Rates(NEW_NAMES_MAX / HOUR_S, NEW_NAMES_MAX)
         self._asks: dict[str, _Ask] = {}
         self._turns: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
         self._sessions = AgentSessions(engine, arrivals, links, self._say)
@@ -177,6 +183,10 @@ class Agents:
             if event is None or event.number not in (0, link.number):  # `hear` was told before there was anything here
                 self._tls.pop(link.packed, None)
                 raise ProtocolError("it has ended")
+        for _ in services.keys() - await asyncio.to_thread(self._registry.find_all, list(services)):
+            if self._new_names.wait_s(agent.name):
+                raise ProtocolError(f"the agent {agent.name} began to speak for {NEW_NAMES_MAX} clients in an hour")
+            self._new_names.take(agent.name)
         await asyncio.to_thread(self._registry.give_all, [gift])
         await asyncio.to_thread(self._names.give_way, list(services))
         await self._committed()

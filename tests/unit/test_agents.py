@@ -382,3 +382,43 @@ def test_no_local_user_keeps_tickets_from_being_used(store: Store) -> None:
                 one.close()
 
     run(work)
+
+
+# -- how many names ---------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_may_speak_for_so_many_new_names_an_hour(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "NEW_NAMES_MAX", 3)
+    both = parse(SERVICE + site("old", '"camera-*"') + site("other", '"meter-*"'))
+
+    async def work() -> None:
+        async with started(store, FakeEngine(), both) as daemon:
+            await daemon.registered(1, "camera-1", "camera-2")
+            await daemon.registered(2, "camera-1", "camera-2")
+            await daemon.registered(3, "camera-3")
+            daemon.engine.commands.clear()
+            daemon.link(4, hello("camera-4"))
+            await daemon.until_closed(4)
+            await daemon.registered(5, "camera-3")
+            await daemon.registered(6, "meter-1", token="other")
+            assert "camera-4" not in daemon.spoken_for()
+
+    run(work)
+
+
+def test_of_the_clients_of_agents_that_are_away_so_many_are_kept_of_each_token(store: Store) -> None:
+    engine = FakeEngine()
+    both = parse(SERVICE + site("old", '"camera-*"') + site("other", '"meter-*"'))
+
+    async def work() -> None:
+        async with started(store, engine, both) as daemon:
+            for number in range(1, 6):
+                await daemon.registered(number, f"camera-{number}")
+            await daemon.registered(6, "meter-1", token="other")
+            for number in (2, 3, 4, 5, 6):
+                del engine.connections[key(number)]
+            shed = daemon.reach.spoken_for.shed
+            assert [await asyncio.to_thread(shed, most) for most in (2, 2)] == [2, 0]
+            assert daemon.spoken_for() == {"camera-1": True, "camera-4": False, "camera-5": False, "meter-1": False}
+
+    run(work)
