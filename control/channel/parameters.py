@@ -78,7 +78,11 @@ Silence = Annotated[
 ]
 Most = Annotated[
     int | None,
-    Query(ge=0, description=f"how many, at most; of a page {PAGE_ROWS} where it is not said, and {PAGE_ROWS_MAX:,}"),
+    Query(
+        ge=0,
+        le=2**31 - 1,
+        description=f"how many, at most; of a page {PAGE_ROWS} where it is not said, and {PAGE_ROWS_MAX:,}",
+    ),
     DIGITS,
 ]
 Page = Annotated[

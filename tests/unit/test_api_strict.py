@@ -79,6 +79,16 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_and_so_is_one_that_co
 
 
 @pytest.mark.parametrize("access", ROUTES)
+def test_a_number_has_a_bound(local: Local, access: Access) -> None:
+    for one in FOUND[access.path][access.method.lower()]["parameters"]:
+        schema = next((some for some in one["schema"].get("anyOf", [one["schema"]]) if some["type"] == "integer"), None)
+        if schema is not None:
+            where, most = one["in"], schema.get("maximum", 2**63)
+            assert where == "path" or "less than or equal" in local.refuses(access, f"?{one['name']}={most + 1}")
+            assert most < 2**63, one["name"]
+
+
+@pytest.mark.parametrize("access", ROUTES)
 def test_a_body_that_a_route_does_not_have_is_refused_with_its_field_named(local: Local, access: Access) -> None:
     operation = FOUND[access.path][access.method.lower()]
     if "requestBody" not in operation:
