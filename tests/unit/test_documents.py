@@ -215,7 +215,7 @@ def test_the_readme_names_every_command_and_every_document() -> None:
 def named_by(claim: str) -> list[tuple[str, str]]:
     """The tests that a claim of docs/security.md names: file and name, or no name where it is all of them."""
     file, named = "", []
-    for found in re.finditer(r"(\w+/test_\w+\.py)|`(test_\w+)`", claim):
+    for found in re.finditer(r"([\w/]+/test_\w+\.py)|`(test_\w+)`", claim):
         file = found[1] or file
         named.append((file, found[2] or ""))
     return named
