@@ -113,6 +113,7 @@ def test_the_guide_holds_from_its_first_line_to_its_last(tmp_path: Path, monkeyp
                 return guide.printed
 
             monkeypatch.chdir(tmp_path)
+            monkeypatch.setenv("ROOST_PLAIN", "1")
             monkeypatch.setitem(sys.modules, "roost", types.ModuleType("roost"))
             monkeypatch.setitem(sys.modules, "roost.client", control.client)
             sensor = Sensor(lab)
