@@ -30,6 +30,7 @@ from control.api.tokens import Tokens
 from control.api.upstream import Upstream
 from control.config import Api, Config, parse_endpoint
 from control.core.access import DATABASE, SOCKET
+from control.core.signals import on_signal
 from control.store.database import parse_url
 
 log = logging.getLogger("roost.api")
@@ -146,7 +147,7 @@ async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLCon
         server = _Server(_settings(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, setattr, server, "should_exit", True)
+            on_signal(loop, number, setattr, server, "should_exit", True)
         serving = loop.create_task(server.serve(sockets=[]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)

@@ -29,6 +29,7 @@ from control.channel.operations import Operations
 from control.clients.rules import Rules
 from control.config import Attach, Config, Service
 from control.core.ports import TransitionsPort
+from control.core.signals import on_signal
 from control.daemon.end import DRAIN_S, End
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
@@ -100,9 +101,9 @@ class Serving:
         loop = asyncio.get_running_loop()
         self._end.begin()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_terminate, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
-        loop.add_signal_handler(signal.SIGUSR1, self._on_drain)
+            on_signal(loop, number, self._on_terminate, number)
+        on_signal(loop, signal.SIGHUP, self._reload)
+        on_signal(loop, signal.SIGUSR1, self._on_drain)
         if self._end.reason or self._end.has_come:
             return
         self._watch()
@@ -171,7 +172,6 @@ class Serving:
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
         self._end.come()
         for again in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(again)
             signal.signal(again, signal.SIG_DFL)
 
     def _on_drain(self) -> None:
