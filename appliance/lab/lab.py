@@ -234,6 +234,14 @@ class Lab:
         self._stack.callback(space.close)
         topology.add_second_box(self._spaces, self.nat)
 
+    def strangers(self) -> str:
+        """From now on there are clients of another network, "strangers", at a link of their own: its interface in
+        "box"."""
+        space = self._spaces["strangers"] = Namespace("strangers")
+        self._stack.callback(space.close)
+        topology.add_strangers(self._spaces)
+        return topology.STRANGERS_LINK[1][1]
+
     def move_addresses(self, source: str, target: str) -> None:
         """Those of one appliance to the other; source "": no other has them any more."""
         topology.move_addresses(self._spaces, source, target)

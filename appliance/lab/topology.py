@@ -97,6 +97,24 @@ def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, offloa
         _translate(spaces["nat"], client_addresses)
 
 
+STRANGERS: Final = {"box": "198.51.100.1", "strangers": "198.51.100.2"}
+STRANGERS_LINK: Final = (("strangers", "eth0"), ("box", "wan-strangers"))
+
+
+def add_strangers(spaces: dict[str, Namespace]) -> None:
+    """The namespace "strangers", with a link of its own to the appliance, apart from that of the clients."""
+    _quiet_defaults(spaces["strangers"])
+    _connect(spaces, STRANGERS_LINK, offloads=False)
+    for name, ifname in STRANGERS_LINK:
+        with spaces[name].entered(), IPRoute() as ip:
+            index = ip.link_lookup(ifname=ifname)[0]
+            ip.addr("add", index=index, address=STRANGERS[name], prefixlen=24, family=socket.AF_INET)
+            if name != "box":
+                ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+                ip.route("add", dst="default", gateway=STRANGERS["box"])
+    _pass_program(spaces, [STRANGERS_LINK[0]])
+
+
 def remove_link(spaces: dict[str, Namespace], end: _End) -> None:
     """Its interfaces at both ends are gone, and all that was told of them."""
     node, ifname = end

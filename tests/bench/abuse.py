@@ -22,8 +22,8 @@ address, for `seconds`:
     ..._memory_growth_mb    of the daemon's resident memory, from before to the end
     honest_failed           honest clients that were not answered, or whose connections ended
 
-The daemon and the honest ends are on one processor, these before all others there. The source is on the other, as is
-what the kernel does at once for what it sends, and the servers of what it asks for.
+The daemon and the honest ends are on one processor, these before all others there. The source is on the other, at a
+link of its own, as is what the kernel does at once for what it sends, and the servers of what it asks for.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from appliance.agent.roost_agent import VERSION, encode
 from appliance.lab import DaemonHandle, Lab, SwarmGroup, endpoint, wait_until
 from appliance.lab.cores import before_all_others, running_on
 from appliance.lab.simulator import Outcome, Simulator, Unfinished
+from appliance.lab.topology import STRANGERS
 from tests.bench.direct import WAN, say
 from tests.bench.figures import Report, Target, percentile
 from tests.bench.relay import compiled, listening
@@ -51,8 +52,6 @@ from tests.bench.simulated import pin, threads_of, two_processors
 from tests.certificates import make_certificate
 from tests.lab.echo import Echo
 
-SOURCE: Final = "10.100.7.7"
-"""Of the address range of the lab's clients, far from those that are honest."""
 HONEST: Final = 400
 APART_MS: Final = 2.0
 RATIO: Final = Target(at_most=2)
@@ -89,12 +88,12 @@ class Scene:
             self.failed += sum(said.failed.values())
         return percentile(waited, 99)
 
-    def connecting(self, port: int, how: str, at_once: int, words: bytes = b"", space: str = "wan") -> Attack:
+    def connecting(self, port: int, how: str, at_once: int, words: bytes = b"", space: str = "strangers") -> Attack:
         """A source of real connections."""
 
         def attack(seconds: float) -> float:
-            at_box = self.lab.address("box", WAN if space == "wan" else "lan0")
-            source = SOURCE if space == "wan" else self.lab.address("lan", "eth0")
+            at_box = self.lab.address("box", WAN if space == "strangers" else "lan0")
+            source = STRANGERS["strangers"] if space == "strangers" else self.lab.address("lan", "eth0")
             argv = ["taskset", "--cpu-list", str(self.core), str(self.program), source, at_box, str(port), str(at_once),
                     str(seconds), how]  # fmt: skip
             process = self.lab.run(space, argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -184,7 +183,7 @@ def scene(
         lab = stack.enter_context(Lab(clients=HONEST, nat=False, addresses=100))
         simulators = [lab.simulator(count, port) for port, count in clients]
         every_one = HONEST + sum(count for _, count in clients)
-        near, far = lab.address("box", WAN), lab.address("lan", "eth0")
+        near, far, strangers = lab.address("box", WAN), lab.address("lan", "eth0"), lab.strangers()
         quiet = {"active_quiet": "100ms", "standby_quiet": "200ms", "idle_quiet": "never"}
         services = [
             {"name": "calm", "listen": endpoint(near, CALM), "server": endpoint(far, CALM)},
@@ -203,7 +202,7 @@ def scene(
             "agent": [{"name": "site", "token": "0" * 64, "clients": ["camera"]}],
             "attach": {"listen": [endpoint(lab.address("box", "lan0"), ATTACH)], "auth": "password",
                        "users": {"billing": PASSWORD}},
-            "network": {"interfaces": [WAN, *(simulator.box_interface for simulator in simulators)]},
+            "network": {"interfaces": [WAN, strangers, *(simulator.box_interface for simulator in simulators)]},
         }  # fmt: skip
         server = lab.server(CALM)
         load = compiled(lab.workspace)
