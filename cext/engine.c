@@ -110,7 +110,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
 }
 
 static uint32_t timeout_us(struct roost_engine *e) {
-    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
+    if (e->ready || e->graced || e->wakes || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
     if (roost_growth_busy(e) || roost_descent_busy(e))
         return 0;
@@ -261,7 +261,8 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
     roost_mailbox_init(&e->box);
     e->resume = roost_command_resume;
     e->ready_tail = &e->ready;
-    e->waking_tail = &e->waking;
+    for (int i = 0; i < 2; i++)
+        e->waking[i].last = &e->waking[i].first;
     e->unacked_tail = &e->unacked;
     e->stray_tail = &e->stray;
     e->now_ms = roost_monotonic_ms();

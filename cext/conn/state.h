@@ -350,9 +350,12 @@ struct roost_engine {
     uint64_t answer_ms;       /* the next look for an answer */
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
-    uint32_t freezes, wakes;                          /* in these queues, and in the one of `waking` */
+    uint32_t freezes, wakes;                          /* in these queues, and in those of `waking` */
     struct roost_conn *dead;
-    struct roost_conn *waking, **waking_tail; /* their records are at hand */
+    struct roost_waking {
+        struct roost_conn *first, **last;
+        uint32_t count;
+    } waking[2]; /* their records are at hand; the second: of crowds (limits.h) */
     int frame_budget;
     uint32_t strays;
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */

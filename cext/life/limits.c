@@ -95,6 +95,12 @@ bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const s
     return allow(e, what, service->limit_us[what], service->index, client, e->now_ms);
 }
 
+bool roost_limits_crowds(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
+                         const uint8_t client[16]) {
+    return roost_limit_crowds(e->path.limits, service->limit_us[what], what, service->index, client,
+                              (uint32_t)(e->now_ms * 1000));
+}
+
 bool roost_limits_have_room(struct roost_engine *e, const struct roost_service *service, const uint8_t client[16]) {
     for (uint32_t level = 0; level < ROOST_LIMIT_LEVELS; level++) {
         uint32_t most = service->connections[level];

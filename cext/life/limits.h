@@ -24,6 +24,9 @@ void roost_limits_tell(struct roost_engine *e, const struct roost_service *servi
 /* Whether one more of this service is in order; it is counted, or that it was refused. what: below ROOST_LIMITS_OF_SERVICES. */
 bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
                         const uint8_t client[16]);
+/* Whether its source has done so much of it just now that others go first. */
+bool roost_limits_crowds(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
+                         const uint8_t client[16]);
 /* Whether this client's source may have one more connection with a service; that it may not is counted. */
 bool roost_limits_have_room(struct roost_engine *e, const struct roost_service *service, const uint8_t client[16]);
 

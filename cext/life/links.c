@@ -40,7 +40,7 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
  * server. Not while a client's socket is rebuilt and this thread has nothing else to do: then the server begins
  * meanwhile, on another processor or machine, and its first answer arrives 35 us sooner. */
 static bool holds_greeting(const struct roost_engine *e, const struct roost_conn *c) {
-    return c->phase == ROOST_LIVE || e->rush || e->waking;
+    return c->phase == ROOST_LIVE || e->rush || e->wakes;
 }
 
 /* The daemon's end of a link to it goes to *theirs: a socketpair has no address by which anything else could pass for a link. */
@@ -261,7 +261,7 @@ static uint32_t lifetime_ms(const struct roost_listener *l, uint32_t i) {
 /* Not while others wait for this thread; and some at a time: a connection takes it 30 us. Where sockets are short, there are
  * none. */
 void roost_ready_turn(struct roost_engine *e) {
-    if (e->now_ms < e->tended_ms + TEND_MS || e->rush || e->waking || e->accept_resume_ms)
+    if (e->now_ms < e->tended_ms + TEND_MS || e->rush || e->wakes || e->accept_resume_ms)
         return;
     e->tended_ms = e->now_ms;
     uint32_t left = TENDS_A_TURN;

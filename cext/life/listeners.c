@@ -61,39 +61,41 @@ static struct roost_conn *take_in(struct roost_engine *e, int fd, const struct r
     return c;
 }
 
-static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+/* Whether its source is no crowd (limits.h). */
+static bool accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
     const struct roost_service *s = &l->service;
     struct roost_key key;
     if (accepted_at(s, fd, &key)) {
         close(fd);
-        return;
+        return true;
     }
     roost_address_from(peer, key.client, &key.client_port);
     /* A service that answers for every server would have this machine for its server, and link to itself. */
     if (s->transparent && roost_address_is_any(s->listen) && roost_address_is_ours(key.local)) {
         roost_reset_fd(fd);
-        return;
+        return true;
     }
     if (roost_turns_away(l)) {
         e->stat[ROOST_E_CLIENTS_REFUSED]++;
         roost_reset_fd(fd);
-        return;
+        return true;
     }
     if (roost_class_of(e, roost_class_for(e, &key, s->index))->refuses) {
         e->stat[ROOST_E_CLIENTS_DENIED]++;
         roost_reset_fd(fd);
-        return;
+        return true;
     }
     if (!roost_limits_have_room(e, s, key.client) || !roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
         roost_reset_fd(fd);
-        return;
+        return false;
     }
     struct roost_conn *c = take_in(e, fd, &key, l->service.index, false);
     if (!c)
-        return;
+        return true;
     acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
+    return !roost_limits_crowds(e, ROOST_LIMIT_HANDSHAKES, s, key.client);
 }
 
 static bool has_room(const struct roost_engine *e) {
@@ -142,8 +144,8 @@ void roost_accept_resume(struct roost_engine *e) {
             roost_watch_plain(e, e->door[i], TAG_DOOR + (uint64_t)i); /* there already: as good */
 }
 
-/* At most so many. Whether none waits any more. */
-static bool accept_waiting(struct roost_engine *e, struct roost_listener *l, int most) {
+/* At most so many; fair: and none behind one of a crowd. Whether none waits any more. */
+static bool accept_waiting(struct roost_engine *e, struct roost_listener *l, int most, bool fair) {
     for (int i = 0; i < most && !l->paused && l->fd >= 0; i++) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
@@ -152,9 +154,11 @@ static bool accept_waiting(struct roost_engine *e, struct roost_listener *l, int
             return false;
         }
         int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0 && !accept_one(e, l, fd, &peer) && fair)
+            return false;
         if (fd >= 0)
-            accept_one(e, l, fd, &peer);
-        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            continue;
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             roost_accept_pause(e);
         else if (errno == EAGAIN)
             return true;
@@ -164,7 +168,7 @@ static bool accept_waiting(struct roost_engine *e, struct roost_listener *l, int
 }
 
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
-    if (accept_waiting(e, l, ACCEPTS_A_TURN))
+    if (accept_waiting(e, l, ACCEPTS_A_TURN, true))
         return;
     if (!e->pressure_told && e->awake > roost_room_without_pressure(e))
         roost_tell_pressure(e);
@@ -261,7 +265,7 @@ int roost_service_close(roost_engine *e, uint16_t service) {
         error = 0;
         if (l->fd < 0)
             continue;
-        if (!accept_waiting(e, l, CLOSE_ACCEPTS)) {
+        if (!accept_waiting(e, l, CLOSE_ACCEPTS, false)) {
             error = -EAGAIN;
             break;
         }

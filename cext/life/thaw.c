@@ -25,6 +25,8 @@
 #include "cext/socket/segment.h"
 
 #define THAWS_A_TURN 128
+#define CROWD_A_TURN 2
+#define THAWS_MAX (THAWS_A_TURN + CROWD_A_TURN)
 #define SLICE 8 /* sockets for one worker at a time */
 
 void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
@@ -33,8 +35,11 @@ void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     c->waking = true;
     c->queued++;
     c->next_waking = NULL;
-    *e->waking_tail = c;
-    e->waking_tail = &c->next_waking;
+    bool crowds = roost_limits_crowds(e, ROOST_LIMIT_WAKES, roost_service_of(e, c->service), c->key.client);
+    struct roost_waking *queue = &e->waking[crowds];
+    *queue->last = c;
+    queue->last = &c->next_waking;
+    queue->count++;
     e->wakes++;
 }
 
@@ -135,9 +140,9 @@ struct rebuilding {
 /* Of one turn: connections, and the legs of each one after the other. */
 struct thaws {
     struct roost_engine *engine;
-    struct roost_conn *conn[THAWS_A_TURN];
-    uint32_t first_leg[THAWS_A_TURN]; /* the client's; a pair's server's is next to it */
-    struct rebuilding leg[2 * THAWS_A_TURN];
+    struct roost_conn *conn[THAWS_MAX];
+    uint32_t first_leg[THAWS_MAX]; /* the client's; a pair's server's is next to it */
+    struct rebuilding leg[2 * THAWS_MAX];
     uint32_t conns, legs;
 };
 
@@ -261,16 +266,17 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     roost_conn_forget(e, c);
 }
 
-/* Those that are to be rebuilt in one go. */
-static void gather(struct roost_engine *e, struct thaws *b) {
-    const uint32_t most = roost_share_of(e->wakes, SLICE, THAWS_A_TURN);
-    while (e->waking && b->conns < most) {
-        struct roost_conn *c = e->waking;
-        e->waking = c->next_waking;
-        if (!e->waking)
-            e->waking_tail = &e->waking;
+/* Those of a queue that are to be rebuilt in one go. */
+static void gather(struct roost_engine *e, struct thaws *b, struct roost_waking *queue, uint32_t share) {
+    const uint32_t most = b->conns + share;
+    while (queue->first && b->conns < most) {
+        struct roost_conn *c = queue->first;
+        queue->first = c->next_waking;
+        if (!queue->first)
+            queue->last = &queue->first;
         c->waking = false;
         c->queued--;
+        queue->count--;
         e->wakes--;
         if (!c->slot) /* it was cancelled, or sleeps on */
             continue;
@@ -320,13 +326,14 @@ static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **
 }
 
 void roost_thaw_turn(struct roost_engine *e) {
-    struct roost_conn *batch[THAWS_A_TURN];
-    if (e->waking) {
+    struct roost_conn *batch[THAWS_MAX];
+    if (e->wakes) {
         struct thaws b;
         b.engine = e;
         b.conns = b.legs = 0;
         uint64_t began_ns = roost_monotonic_ns();
-        gather(e, &b);
+        gather(e, &b, &e->waking[0], roost_share_of(e->waking[0].count, SLICE, THAWS_A_TURN));
+        gather(e, &b, &e->waking[1], CROWD_A_TURN);
         int count = rebuild(e, &b, batch);
         roost_release_held(e, batch, count);
         e->stat[ROOST_E_THAW_NS] += roost_monotonic_ns() - began_ns;

@@ -15,6 +15,9 @@
  * Only what proves its source is counted: the end of a handshake, a segment that wakes, a connection that was accepted. Two processors
  * that count for the same source at once may count one.
  *
+ * Within its limits a source may still keep this thread busy for long, with all of its burst at once: what is further ahead than
+ * ROOST_LIMIT_CROWD_US is done a little at a time, behind what others want.
+ *
  * How many connections a source has is not a rate: of those that are awake or have a slot, cells of their own are counted up and down
  * (a count-min sketch), as many as keep what others add to a source's count small beside any limit. They are counted only where
  * there is such a limit: what begins to count counts all that are there.
@@ -46,7 +49,8 @@ enum roost_limit_of {
 
 #define ROOST_LIMIT_CELLS (1 << 14)
 #define ROOST_LIMIT_SLACK_US 1000000 /* the engine's clock and XDP's differ by some ms */
-#define ROOST_LIMIT_TOLD_S 64        /* for so long after the last refusal SYNs are asked about, too */
+#define ROOST_LIMIT_CROWD_US 10000
+#define ROOST_LIMIT_TOLD_S 64 /* for so long after the last refusal SYNs are asked about, too */
 
 struct roost_limits {
     __u64 secret[2];
@@ -125,6 +129,22 @@ static inline __attribute__((always_inline)) int roost_limit_allows(struct roost
 /* Which entry of `connected` a source has its cell of a row in. */
 static inline __attribute__((always_inline)) __u32 roost_connected_at(__u64 cells, int row, __u32 counting) {
     return (__u32)(row ? cells >> 32 : cells) & (counting - 1);
+}
+
+/* Whether a source has used up more than a moment of a limit of its own or its network's: others go first then. */
+static inline __attribute__((always_inline)) int roost_limit_crowds(const struct roost_limits *l,
+                                                                    const __u32 gap_us[ROOST_LIMIT_LEVELS], __u32 what,
+                                                                    __u32 service, const __u8 from[16], __u32 now_us) {
+    __u64 address[2];
+    __builtin_memcpy(address, from, sizeof(address));
+    for (int level = 0; level < ROOST_LIMIT_LEVELS; level++) {
+        __u64 cells = gap_us[level] ? roost_limit_cells(l, what, service, level, address) : 0;
+        __u32 one = gap_us[level] ? roost_limit_ahead(l, ROOST_LIMIT_CELL(cells, 0), now_us) : 0;
+        __u32 other = gap_us[level] ? roost_limit_ahead(l, ROOST_LIMIT_CELL(cells, 1), now_us) : 0;
+        if ((one < other ? one : other) > ROOST_LIMIT_CROWD_US + gap_us[level])
+            return 1;
+    }
+    return 0;
 }
 
 static inline __attribute__((always_inline)) void roost_limit_refused(struct roost_limits *l, __u32 what,

@@ -632,7 +632,8 @@ void engine_starts(void) {
     roost_mailbox_init(&engine.box);
     engine.resume = roost_command_resume;
     engine.ready_tail = &engine.ready;
-    engine.waking_tail = &engine.waking;
+    for (int i = 0; i < 2; i++)
+        engine.waking[i].last = &engine.waking[i].first;
     engine.unacked_tail = &engine.unacked;
     engine.stray_tail = &engine.stray;
     engine.now_ms = NOW_MS;

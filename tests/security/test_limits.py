@@ -211,6 +211,26 @@ def test_a_source_beyond_its_wakes_waits_and_no_connection_of_it_ends(family: in
 
 
 @BOTH
+def test_others_wake_before_a_crowd_that_is_within_its_limits(family: int) -> None:
+    """All of it spoke first, while there was no engine."""
+    with EngineLab(service={"limits": (NONE, NONE, (1000, 0))}) as box:
+        here, there = box.lab.client_addresses(family, 3)[1:]
+        pairs = [box.connect(family, source=here) for _ in range(60)]
+        pairs.append(box.connect(family, source=there))
+        for pair in pairs:
+            box.to(pair, State.IDLE)
+        box.stop()
+        for number, pair in enumerate(pairs):
+            pair.client.sendall(b"%02d" % number)
+        box.make()
+        box.engine.set_limits(BOUNDS)
+        box.begin()
+        order = [int(box.accept(family).recv(2)) for _ in pairs]
+        assert sorted(order) == list(range(61))
+        assert order.index(60) < 40
+
+
+@BOTH
 def test_forged_syns_take_nothing_from_the_source_that_they_name(births: tuple[EngineLab, Wire], family: int) -> None:
     box, wire = births
     time.sleep(2)  # its burst is whole again
