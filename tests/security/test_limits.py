@@ -213,7 +213,7 @@ def test_a_source_beyond_its_wakes_waits_and_no_connection_of_it_ends(family: in
 @BOTH
 def test_others_wake_before_a_crowd_that_is_within_its_limits(family: int) -> None:
     """All of it spoke first, while there was no engine."""
-    with EngineLab(service={"limits": (NONE, NONE, (1000, 0))}) as box:
+    with EngineLab(service={"limits": (NONE, NONE, (20_000, 0))}) as box:
         here, there = box.lab.client_addresses(family, 3)[1:]
         pairs = [box.connect(family, source=here) for _ in range(60)]
         pairs.append(box.connect(family, source=there))
