@@ -70,7 +70,7 @@ class Control:
                 if self._wrong > WRONG_MAX:
                     await self._socket.close(1008, "too many messages that are no requests")
                     return
-                await asyncio.sleep(0)  # else who sends without end keeps all others from their turn
+                await asyncio.sleep(0)  # a peer that sends without end would keep the others from their turn
         except WebSocketDisconnect:
             pass
         finally:

@@ -227,7 +227,7 @@ class Agents:
                     late += 1
                 if wrong > WRONG_MAX or late > LATE_MAX:
                     raise ProtocolError(f"{wrong} messages that mean nothing, {late} answers to nothing")
-                await asyncio.sleep(0)  # else who sends without end keeps all others from their turn
+                await asyncio.sleep(0)  # a link that sends without end would keep the others from their turn
         except TimeoutError:
             if channel.lines.unfinished:
                 raise

@@ -39,8 +39,8 @@ MAX_STRANGERS: Final = 256
 that those who only connect keep others out for a moment."""
 
 MAX_UNKNOWN: Final = 4096
-"""Clients of `agents` whose names are being looked up, by which it is told whether they have said who they are: the
-oldest goes when there are more. Agents that speak at once take no stranger's place meanwhile."""
+"""Clients of `agents` whose names are being looked up, which says whether they have said hello before: the oldest goes
+when there are more. Agents that speak at once take no stranger's place meanwhile."""
 
 MAX_INTRODUCED: Final = 1024
 """Agents that are served at a time; those beyond wait, with no more than a descriptor each."""
@@ -191,7 +191,7 @@ class DaemonLinks:
             link.introduced = True
 
     def keep_stranger(self, link: Link) -> None:
-        """It is not known who this is: it has a place until as many others come, or until it is introduced."""
+        """Its agent is not known: it has a place until as many others come, or until it is introduced."""
         if (task := self._unknown.pop(link, None)) is not None:
             self._place(link, task, self._strangers, MAX_STRANGERS)
 
