@@ -47,7 +47,7 @@ void roost_limits_turn(struct roost_engine *e) {
     e->limits_at = (e->limits_at + ROOST_LIMIT_CLEANED) % ROOST_LIMIT_CELLS;
 }
 
-/* All that are there, 0.1 us each. Of those that are born meanwhile some are not counted. */
+/* All that are there, 0.1 us each. Of those that are born meanwhile, which XDP counts, some count twice. */
 static void count_connections(struct roost_engine *e) {
     struct roost_limits *l = e->path.limits;
     struct roost_key key;
