@@ -86,7 +86,6 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
             return -ENOSPC;
         roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
     }
-    roost_limits_tell(e, s);
     birth.mss = mss_of(e, roost_address_is_v4(s->listen));
     birth.class = s->index; /* where no rule is for the client */
     birth.service = s->index;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <arpa/inet.h>
+#include <bpf/bpf.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
@@ -76,16 +77,37 @@ void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {
     roost_unlock(e);
 }
 
-void roost_limits_tell(struct roost_engine *e, const struct roost_service *service) {
+static struct roost_birth_place place_of(const struct roost_service *service) {
+    struct roost_birth_place place = {.port = htons(service->listen_port)};
+    memcpy(place.address, service->listen, sizeof(place.address));
+    return place;
+}
+
+int roost_limits_tell(struct roost_engine *e, const struct roost_service *service) {
+    const struct roost_birth_place place = place_of(service);
+    struct roost_accepting accepting = {.service = service->index};
+    memcpy(accepting.gap_us, service->limit_us[ROOST_LIMIT_HANDSHAKES], sizeof(accepting.gap_us));
+    memcpy(accepting.wakes_gap_us, service->limit_us[ROOST_LIMIT_WAKES], sizeof(accepting.wakes_gap_us));
     memcpy(e->path.limits->births_gap_us[service->index], service->limit_us[ROOST_LIMIT_BIRTHS],
            sizeof(service->limit_us[ROOST_LIMIT_BIRTHS]));
     memcpy(e->path.limits->connections[service->index], service->connections, sizeof(service->connections));
+    return bpf_map_update_elem(e->path.map_fd[ROOST_MAP_accepting], &place, &accepting, BPF_ANY) ? -errno : 0;
+}
+
+void roost_limits_forget(struct roost_engine *e, const struct roost_service *service) {
+    const struct roost_birth_place place = place_of(service);
+    struct roost_accepting accepting;
+    int map = e->path.map_fd[ROOST_MAP_accepting];
+    if (!bpf_map_lookup_elem(map, &place, &accepting) && accepting.service == service->index)
+        bpf_map_delete_elem(map, &place);
 }
 
 static bool allow(struct roost_engine *e, enum roost_limited what, const uint32_t gap_us[ROOST_LIMIT_LEVELS],
                   uint32_t service, const uint8_t from[16], uint64_t now_ms) {
     if (roost_limit_allows(e->path.limits, gap_us, what, service, from, (uint32_t)(now_ms * 1000), 1))
         return true;
+    if (what == ROOST_LIMIT_HANDSHAKES)
+        e->path.limits->refused_s = (uint32_t)(now_ms / 1000);
     roost_limit_refused(e->path.limits, what, from);
     return false;
 }

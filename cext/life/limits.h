@@ -19,8 +19,10 @@ void roost_limits_clean(struct roost_limits *l, uint32_t from, uint32_t now_us);
 void roost_limits_turn(struct roost_engine *e);
 /* 0 or -EIO: no random secret. */
 int roost_limits_begin(struct roost_engine *e);
-/* XDP has those of births from now on. */
-void roost_limits_tell(struct roost_engine *e, const struct roost_service *service);
+/* XDP has those of a service's births and handshakes from now on. 0 or -errno. */
+int roost_limits_tell(struct roost_engine *e, const struct roost_service *service);
+/* It accepts none any more. */
+void roost_limits_forget(struct roost_engine *e, const struct roost_service *service);
 /* Whether one more of this service is in order; it is counted, or that it was refused. what: below ROOST_LIMITS_OF_SERVICES. */
 bool roost_limits_allow(struct roost_engine *e, enum roost_limited what, const struct roost_service *service,
                         const uint8_t client[16]);

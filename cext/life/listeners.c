@@ -75,6 +75,10 @@ static bool accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return true;
     }
+    if (!roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client) || !roost_limits_have_room(e, s, key.client)) {
+        roost_reset_fd(fd);
+        return false;
+    }
     if (roost_turns_away(l)) {
         e->stat[ROOST_E_CLIENTS_REFUSED]++;
         roost_reset_fd(fd);
@@ -84,10 +88,6 @@ static bool accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         e->stat[ROOST_E_CLIENTS_DENIED]++;
         roost_reset_fd(fd);
         return true;
-    }
-    if (!roost_limits_have_room(e, s, key.client) || !roost_limits_allow(e, ROOST_LIMIT_HANDSHAKES, s, key.client)) {
-        roost_reset_fd(fd);
-        return false;
     }
     struct roost_conn *c = take_in(e, fd, &key, l->service.index, false);
     if (!c)
@@ -240,12 +240,15 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
     if (!error)
         error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)(l - e->listener));
     if (!error)
+        error = roost_limits_tell(e, service);
+    if (!error)
         error = roost_births_tell(e, service);
     if (!error) {
         e->listeners += l == &e->listener[e->listeners];
         if (!first)
             e->by_index[service->index] = l;
     } else {
+        roost_limits_forget(e, service);
         close(fd);
         l->fd = -1;
         roost_ready_links_close(&l->ready);
@@ -276,6 +279,7 @@ int roost_service_close(roost_engine *e, uint16_t service) {
         l->fd = -1;
         roost_ready_links_close(&l->ready);
         roost_births_tell(e, &l->service);
+        roost_limits_forget(e, &l->service);
     }
     roost_unlock(e);
     return error;
@@ -298,7 +302,9 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         fresh.listen_port = s->listen_port;
         *s = fresh;
         roost_class_change(e, s);
-        error = roost_births_tell(e, s);
+        error = roost_limits_tell(e, s);
+        if (!error)
+            error = roost_births_tell(e, s);
     }
     roost_unlock(e);
     return error;

@@ -45,10 +45,15 @@ class Limits(Section):
         (10_000, 20_000),
         description="clients that are born asleep (`born`); a SYN beyond it is not answered, and is said again",
     )
-    handshakes: tuple[Rate, Rate] = Field((1000, 2000), description="clients that are accepted; one beyond it is reset")
+    handshakes: tuple[Rate, Rate] = Field(
+        (1000, 2000),
+        description="clients that connect and are not born; one beyond it is reset, and while some are, their next "
+        "SYNs are not answered",
+    )
     wakes: tuple[Rate, Rate] = Field(
         (1000, 2000),
-        description="clients that wake their connections; what is beyond it is dropped, and TCP says it again",
+        description="clients that wake their connections; what is beyond it is dropped, and TCP says it again. As many "
+        "segments are looked up, of those that may be of a client that sleeps without a slot",
     )
     attaches: tuple[Rate, Rate] = Field(
         (1000, 2000), description="connections of servers at `[attach]`; one beyond it is refused (429)"

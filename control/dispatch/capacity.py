@@ -32,7 +32,7 @@ SHORTAGES: Final = {
 
 BEYOND: Final = {
     "births_limited": (Limited.BIRTHS, "a client that connected was not answered"),
-    "handshakes_limited": (Limited.HANDSHAKES, "a client that connected was reset"),
+    "handshakes_limited": (Limited.HANDSHAKES, "a client that connected was reset, or its SYN dropped"),
     "wakes_limited": (Limited.WAKES, "what a sleeping client said was dropped, and must come again"),
     "attaches_limited": (Limited.ATTACHES, "a server that asked for a client was refused"),
     "agents_limited": (Limited.AGENTS, "an agent that connected was turned away"),

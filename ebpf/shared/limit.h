@@ -13,7 +13,8 @@
  * k such sources, with a probability of (2 k / ROOST_LIMIT_CELLS)^2: of 32, one in 65,536. What is refused fills no cell.
  *
  * Only what proves its source is counted: the end of a handshake, a segment that wakes, a connection that was accepted. Two processors
- * that count for the same source at once may count one.
+ * that count for the same source at once may count one. As long as clients are refused, SYNs are asked about as well, and those of
+ * sources beyond their limits are dropped: what is refused costs as little as can be.
  *
  * Within its limits a source may still keep this thread busy for long, with all of its burst at once: what is further ahead than
  * ROOST_LIMIT_CROWD_US is done a little at a time, behind what others want.
@@ -38,7 +39,8 @@ enum roost_limited {
     ROOST_LIMIT_AGENTS,                              /* connections of agents that have not said which they are */
     ROOST_LIMIT_RATES,
     ROOST_LIMIT_CONNECTIONS = ROOST_LIMIT_RATES, /* clients that are connected */
-    ROOST_LIMITED
+    ROOST_LIMITED,
+    ROOST_LIMIT_QUESTIONS = ROOST_LIMITED /* about rows; refused as ROOST_LIMIT_WAKES */
 };
 
 enum roost_limit_of {
@@ -60,13 +62,20 @@ struct roost_limits {
         __u64 last; /* which source was: the upper half of an IPv6 address, or 0xffff and an IPv4 one, network order */
     } refused[ROOST_LIMITED];
     __u32 burst_us;
-    __u32 births_refused_s; /* CLOCK_MONOTONIC, when one was last */
-    __u64 births_denied;    /* acknowledgements, by policy: struct roost_class, refuses */
+    __u32 refused_s;     /* CLOCK_MONOTONIC, when a client was last */
+    __u64 births_denied; /* acknowledgements, by policy: struct roost_class, refuses */
     __u32 births_gap_us[ROOST_BIRTH_RATES][ROOST_LIMIT_LEVELS]; /* by the number of a service */
     __u32 connections[ROOST_BIRTH_RATES][ROOST_LIMIT_LEVELS];   /* the same; 0: as many as come */
     __u32 counting; /* the entries of the map `connected`, a power of two; 0: connections are not counted */
     __u32 unused;
     __u32 due_us[ROOST_LIMIT_CELLS];
+};
+
+/* The limits that the engine keeps for the clients of a service, by its place. */
+struct roost_accepting {
+    __u32 service; /* its number */
+    __u32 gap_us[ROOST_LIMIT_LEVELS];
+    __u32 wakes_gap_us[ROOST_LIMIT_LEVELS];
 };
 
 #define ROOST_CONNECTED_ROWS 2

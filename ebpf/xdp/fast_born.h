@@ -49,8 +49,8 @@ static __always_inline int has_socket4(struct xdp_md *ctx, __be32 client, __be32
     return has_socket(ctx, &key, 0);
 }
 
-/* A SYN whose flags and IP header fast() has looked at. */
-static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cfg) {
+/* A SYN whose flags and IP header fast() has looked at; XDP_PASS: the stack is to have it. */
+static __noinline int fast_begin(struct xdp_md *ctx, const struct roost_config *cfg) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct iphdr *ip = data + sizeof(struct ethhdr);
     struct tcphdr *tcp = (void *)(ip + 1);
@@ -120,6 +120,18 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
 stack:
     roost_socket_note(sockets, key_hash, now_s);
     return XDP_PASS;
+}
+
+static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cfg) {
+    int verdict = fast_begin(ctx, cfg);
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    const struct iphdr *ip = data + sizeof(struct ethhdr);
+    const struct tcphdr *tcp = (void *)(ip + 1);
+    if (verdict != XDP_PASS || (void *)(tcp + 1) > end)
+        return verdict;
+    struct roost_key key = {.client_port = tcp->source, .local_port = tcp->dest};
+    set_addresses4(&key, ip->saddr, ip->daddr);
+    return is_accepted_in_vain(&key, coarse_ms()) ? XDP_DROP : XDP_PASS;
 }
 
 /* Whether an acknowledgement brings back a cookie of ours; isn, agreed: as in cookie_good(), which this is for IPv4. */

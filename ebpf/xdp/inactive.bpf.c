@@ -154,6 +154,7 @@ static __noinline int settle_in(const struct roost_config *cfg, const struct pac
 }
 
 #define SPEAKS (-1)
+#define FLAGS_AT 13 /* in a header of TCP (RFC 9293 3.1) */
 
 /* A packet whose key is not in the tables: it may be of a handshake that ends in the table. A verdict, or SPEAKS: the
  * connection is in the table now, and this packet is more than the end of its handshake. */
@@ -271,6 +272,13 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
     }
 }
 
+static __noinline int is_syn_in_vain(struct xdp_md *ctx, const struct packet *p) {
+    __u8 flags = 0;
+    bpf_xdp_load_bytes(ctx, p->l4 + FLAGS_AT, &flags, 1);
+    return (flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK)) == ROOST_SYN &&
+           is_accepted_in_vain(&p->key, coarse_ms());
+}
+
 /* What is done with a packet of TCP. */
 GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
     if (!cfg || !p)
@@ -282,6 +290,8 @@ GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const stru
             return p->fragment ? first_fragment(ctx, p, &found) : known(ctx, p, &found);
         candidate = filter_says(&found, p->key.local_port);
     }
+    if (candidate != NO_CANDIDATE && !may_be_asked(&p->key, coarse_ms()))
+        return XDP_DROP;
     if (p->fragment) {
         __be32 ack;
         if (candidate != NO_CANDIDATE && !load_ack(ctx, p, &ack))
@@ -291,8 +301,9 @@ GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const stru
     if (candidate != NO_CANDIDATE)
         return hand_over(ctx, p, ROOST_WHY_CANDIDATE);
     int verdict = unknown(ctx, cfg, p);
-    /* It did more than end its handshake: the engine judges that. */
-    return verdict == SPEAKS ? hand_over(ctx, p, ROOST_WHY_HOLD) : verdict;
+    if (verdict == SPEAKS) /* it did more than end its handshake: the engine judges that */
+        return hand_over(ctx, p, ROOST_WHY_HOLD);
+    return verdict == XDP_PASS && is_syn_in_vain(ctx, p) ? XDP_DROP : verdict;
 }
 
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {

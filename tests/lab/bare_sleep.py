@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from array import array
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from appliance.wire import CANDIDATE, Command, Event, EventType, Key, Op
 from tests.lab.engine_lab import EngineLab, Pair
@@ -50,9 +50,9 @@ class BareSleep(EngineLab):
     def members(self) -> int:
         return self.stat("filter_members")
 
-    def let_sleep(self, family: int = 4, keepalives: bool = False) -> Pair:
+    def let_sleep(self, family: int = 4, **client: Any) -> Pair:
         """A connection in SLEEP that has no slot."""
-        pair = self.connect(family, keepalives=keepalives)
+        pair = self.connect(family, **client)
         members = self.members
         self.to_sleep(pair)
         assert self.members == members + 1

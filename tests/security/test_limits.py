@@ -8,21 +8,22 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from scapy.layers.inet import TCP
+from scapy.packet import Raw
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.lab import endpoint
 from appliance.wire import Born, Bounds, Limited, RuleEntry, pack_address
 from control.core.states import State
+from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
 from tests.lab.engine_lab import EngineLab
 from tests.lab.handmade import LINUX, Handmade, hide
-from tests.lab.wire import Wire
+from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 NONE: Final = (0, 0)
@@ -168,27 +169,46 @@ def test_a_source_has_no_more_connections_than_it_may_in_whatever_state_they_are
 
 
 @BOTH
-def test_a_source_beyond_its_handshakes_is_reset_and_others_are_served(family: int) -> None:
+@pytest.mark.parametrize("options", [LINUX, LINUX[:1]], ids=["short way", "long way"])
+@pytest.mark.parametrize("anywhere", [False, True], ids=["at an address", "anywhere"])
+def test_a_source_beyond_its_handshakes_is_reset_and_then_not_answered_and_others_are_served(
+    family: int, options: Any, anywhere: bool
+) -> None:
     with limited(Limited.HANDSHAKES) as box:
-        here, there = box.lab.client_addresses(family, 3)[1:]
+        if anywhere:
+            box.stop()
+            box.start(specs=[box.spec(family, listen="::" if family == 6 else "0.0.0.0")])
+            box.engine.set_limits(BOUNDS)
+        with Wire(box) as wire:
+            hide(box.lab)
 
-        def is_served(source: str) -> bool:
-            try:
-                client = box.dial(family, source=source)
-                client.settimeout(0.1)
-                client.recv(1)
-            except ConnectionResetError:
-                return False
-            except TimeoutError:
-                return True
-            raise AssertionError("it is reset, or nothing is said to it")
+            def what_comes(address: str | None = None) -> str:
+                """Of a client: the flags of each answer, or of none."""
+                client = Handmade(wire, box.target(family), options=options)
+                client.address = address or client.address
+                client.send("S", seq=client.isn, options=client.options)
+                try:
+                    client.take(client.hear(timeout_s=0.1))
+                except TimeoutError:
+                    return ""
+                client.ack()
+                return "".join(["SA ", *(f"{answer[TCP].flags} " for answer in client.all_heard(0.1))])
 
-        with ThreadPoolExecutor(12) as pool:
-            served = sum(pool.map(is_served, [here] * 12))
-        assert 4 <= served <= 6
-        assert box.stat("handshakes_limited") == 12 - served
-        assert box.engine.last_refused(Limited.HANDSHAKES) in (here, "fd00:64::/64")
-        assert all(is_served(there) for _ in range(4))
+            began = time.monotonic()
+            heard = [what_comes() for _ in range(10)]
+            served = heard.index("SA RA ")
+            assert heard[:served] == ["SA "] * served
+            assert served >= 4
+            assert "" in heard[served:], "its SYNs are not answered once it is known to be beyond"
+            assert heard.count("SA ") <= 4 + 2 * (time.monotonic() - began) + 1
+            assert box.stat("handshakes_limited") == 10 - heard.count("SA ")
+            assert box.engine.last_refused(Limited.HANDSHAKES) in (
+                Handmade(wire, box.target(family)).address,
+                "fd00:64::/64",
+            )
+            assert [what_comes(OTHER[family]) for _ in range(4)] == ["SA "] * 4
+            time.sleep(0.6)
+            assert what_comes() == "SA ", "at its rate it goes on"
 
 
 @BOTH
@@ -208,6 +228,29 @@ def test_a_source_beyond_its_wakes_waits_and_no_connection_of_it_ends(family: in
         for _ in (*pairs, other):
             box.accept(family).sendall(b"answer")
         assert [pair.client.recv(6) for pair in (*pairs, other)] == [b"answer"] * 9
+
+
+@BOTH
+def test_segments_in_the_name_of_a_source_are_looked_up_no_more_often_than_it_may_wake(
+    nat_free_lab: Lab, family: int
+) -> None:
+    """They may be forged: only the row says. Those of others are looked up meanwhile, and it wakes as it may."""
+    service = {**NO_KEEPALIVES, "limits": (NONE, NONE, FOUR)}
+    with BareSleep(nat_free_lab, service=service, filter_slots=1000) as box, Wire(box) as wire:
+        box.engine.set_limits(BOUNDS)
+        here, there = box.lab.client_addresses(family, 3)[1:]
+        pairs = [box.let_sleep(family, source=here) for _ in range(20)]
+        other = box.let_sleep(family, source=there)
+        began = time.monotonic()
+        for pair in pairs:
+            sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+            wire.send(sleeper.ip() / sleeper.tcp(ack=5, flags="PA") / Raw(b"evil"))
+        box.wait(lambda: box.stat("perhaps_refused") > 0, "the first ones are looked up")
+        assert box.stat("perhaps_asked") <= 2 + 2 * (time.monotonic() - began) + 1
+        assert box.stat("wakes_limited") >= 15
+        box.wake_and_answer(other)
+        for pair in pairs[:3]:
+            box.wake_and_answer(pair)
 
 
 @BOTH
