@@ -23,7 +23,8 @@ address, for `seconds`:
     honest_failed           honest clients that were not answered, or whose connections ended
 
 The daemon and the honest ends are on one processor, these before all others there. The source is on the other, at a
-link of its own, as is what the kernel does at once for what it sends, and the servers of what it asks for.
+link of its own, as is what the box's kernel does at once for what it sends, XDP included (threaded NAPI, as a network
+card's queue has a processor), and the servers of what it asks for.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from typing import Any, Final
 
 from appliance.agent.roost_agent import VERSION, encode
 from appliance.lab import DaemonHandle, Lab, SwarmGroup, endpoint, wait_until
-from appliance.lab.cores import before_all_others, running_on
+from appliance.lab.cores import before_all_others, received_on, running_on
 from appliance.lab.simulator import Outcome, Simulator, Unfinished
 from appliance.lab.topology import STRANGERS
 from tests.bench.direct import WAN, say
@@ -212,6 +213,8 @@ def scene(
             stack.enter_context(Echo(lab.space("lan"), far, BORN))
         daemon = lab.daemon(config)
         pin(daemon.pid, core)
+        for link in (strangers, *(simulator.box_interface for simulator in simulators)):
+            before_all_others(stack.enter_context(received_on(lab.space("box"), link, source_core)))
         honest = lab.swarm()
         honest.connect(HONEST, (near, CALM), rate=200)
         for peer in (server, *honest.peers):
