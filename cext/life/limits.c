@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "cext/base/address.h"
 #include "cext/base/clock.h"
 #include "limits.h"
 #include "life.h"
@@ -77,34 +78,37 @@ void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {
     roost_unlock(e);
 }
 
-static struct roost_birth_place place_of(const struct roost_service *service) {
-    struct roost_birth_place place = {.port = htons(service->listen_port)};
-    memcpy(place.address, service->listen, sizeof(place.address));
-    return place;
+static struct roost_accepting_at accepting_at(const struct roost_service *service) {
+    struct roost_accepting_at at = {.bits = ROOST_ACCEPTING_BITS, .port = htons(service->listen_port)};
+    memcpy(at.address, service->listen, sizeof(at.address));
+    if (roost_address_is_any(service->listen))
+        at.bits -= roost_address_is_v4(service->listen) ? 32 : 128;
+    return at;
 }
 
 int roost_limits_tell(struct roost_engine *e, const struct roost_service *service) {
-    const struct roost_birth_place place = place_of(service);
+    const struct roost_accepting_at at = accepting_at(service);
     struct roost_accepting accepting = {.service = service->index};
     memcpy(accepting.gap_us, service->limit_us[ROOST_LIMIT_HANDSHAKES], sizeof(accepting.gap_us));
     memcpy(accepting.wakes_gap_us, service->limit_us[ROOST_LIMIT_WAKES], sizeof(accepting.wakes_gap_us));
     memcpy(e->path.limits->births_gap_us[service->index], service->limit_us[ROOST_LIMIT_BIRTHS],
            sizeof(service->limit_us[ROOST_LIMIT_BIRTHS]));
     memcpy(e->path.limits->connections[service->index], service->connections, sizeof(service->connections));
-    return bpf_map_update_elem(e->path.map_fd[ROOST_MAP_accepting], &place, &accepting, BPF_ANY) ? -errno : 0;
+    return bpf_map_update_elem(e->path.map_fd[ROOST_MAP_accepting], &at, &accepting, BPF_ANY) ? -errno : 0;
 }
 
 void roost_limits_forget(struct roost_engine *e, const struct roost_service *service) {
-    const struct roost_birth_place place = place_of(service);
+    const struct roost_accepting_at at = accepting_at(service);
     struct roost_accepting accepting;
     int map = e->path.map_fd[ROOST_MAP_accepting];
-    if (!bpf_map_lookup_elem(map, &place, &accepting) && accepting.service == service->index)
-        bpf_map_delete_elem(map, &place);
+    if (!bpf_map_lookup_elem(map, &at, &accepting) && accepting.service == service->index)
+        bpf_map_delete_elem(map, &at);
 }
 
 static bool allow(struct roost_engine *e, enum roost_limited what, const uint32_t gap_us[ROOST_LIMIT_LEVELS],
                   uint32_t service, const uint8_t from[16], uint64_t now_ms) {
-    if (roost_limit_allows(e->path.limits, gap_us, what, service, from, (uint32_t)(now_ms * 1000), 1))
+    if (roost_limit_allows(e->path.limits, gap_us, what, service, from, (uint32_t)(now_ms * 1000), 1,
+                           e->path.limits->burst_us))
         return true;
     if (what == ROOST_LIMIT_HANDSHAKES)
         e->path.limits->refused_s = (uint32_t)(now_ms / 1000);

@@ -71,6 +71,16 @@ struct roost_limits {
     __u32 due_us[ROOST_LIMIT_CELLS];
 };
 
+/* Where a service accepts clients: at an address, or at all of IPv4 or IPv6. */
+struct roost_accepting_at {
+    __u32 bits; /* of what follows */
+    __be16 port;
+    __u8 address[16];
+    __u16 unused;
+};
+
+#define ROOST_ACCEPTING_BITS (16 + 128)
+
 /* The limits that the engine keeps for the clients of a service, by its place. */
 struct roost_accepting {
     __u32 service; /* its number */
@@ -104,11 +114,11 @@ static inline __attribute__((always_inline)) __u32 roost_limit_ahead(const struc
 }
 
 /* Whether another one from this address is in order; take: and it is counted. gap_us: of the limits of an address and of a network,
- * one in so long; 0: there is none. service: 0 where it is of none. */
+ * one in so long; 0: there is none. service: 0 where it is of none. burst_us: that of the limits, or a shorter one. */
 static inline __attribute__((always_inline)) int roost_limit_allows(struct roost_limits *l,
                                                                     const __u32 gap_us[ROOST_LIMIT_LEVELS], __u32 what,
                                                                     __u32 service, const __u8 from[16], __u32 now_us,
-                                                                    int take) {
+                                                                    int take, __u32 burst_us) {
     __u64 address[2], cells[ROOST_LIMIT_LEVELS] = {0, 0};
     __u32 ahead[ROOST_LIMIT_LEVELS] = {0, 0};
     __builtin_memcpy(address, from, sizeof(address));
@@ -119,7 +129,7 @@ static inline __attribute__((always_inline)) int roost_limit_allows(struct roost
         __u32 one = roost_limit_ahead(l, ROOST_LIMIT_CELL(cells[level], 0), now_us);
         __u32 other = roost_limit_ahead(l, ROOST_LIMIT_CELL(cells[level], 1), now_us);
         ahead[level] = (one < other ? one : other) + gap_us[level];
-        if (ahead[level] > l->burst_us)
+        if (ahead[level] > burst_us && ahead[level] > gap_us[level])
             return 0;
     }
     for (int level = 0; level < ROOST_LIMIT_LEVELS && take; level++) {

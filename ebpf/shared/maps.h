@@ -49,8 +49,8 @@
     MAP(births_cookies, ARRAY,         INDEXED(struct roost_cookies),     1,                 FIXED,      PINNED, MAPPED)  \
     MAP(limits,         ARRAY,         INDEXED(struct roost_limits),      1,                 FIXED,      OWN,    MAPPED)  \
     MAP(connected,      ARRAY,         INDEXED(struct roost_connected),   1,                 CONFIGURED, OWN,    MAPPED)  \
-    MAP(accepting,      HASH,          KEYED(struct roost_birth_place, struct roost_accepting),                           \
-                                                                          ROOST_BIRTH_RATES, FIXED,      OWN,    PLAIN)   \
+    MAP(accepting,      LPM_TRIE,      KEYED(struct roost_accepting_at, struct roost_accepting),                          \
+                                                                          ROOST_BIRTH_RATES, FIXED,      OWN,    GROWING) \
     MAP(rules,          LPM_TRIE,      KEYED(struct roost_rule_key, __u32), ROOST_RULES_MAX, FIXED,      OWN,    GROWING) \
     MAP(vlans,          LPM_TRIE,      KEYED(struct roost_vlan, __u32),   ROOST_VLANS_MAX,   FIXED,      OWN,    GROWING) \
     MAP(births_rate,    PERCPU_ARRAY,  INDEXED(struct birth_rate),        ROOST_BIRTH_RATES, FIXED,      OWN,    PLAIN)   \

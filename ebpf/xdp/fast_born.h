@@ -131,7 +131,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
         return verdict;
     struct roost_key key = {.client_port = tcp->source, .local_port = tcp->dest};
     set_addresses4(&key, ip->saddr, ip->daddr);
-    return is_accepted_in_vain(&key, coarse_ms()) ? XDP_DROP : XDP_PASS;
+    return is_beyond(&key, coarse_ms(), 0) ? XDP_DROP : XDP_PASS;
 }
 
 /* Whether an acknowledgement brings back a cookie of ours; isn, agreed: as in cookie_good(), which this is for IPv4. */

@@ -275,8 +275,7 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
 static __noinline int is_syn_in_vain(struct xdp_md *ctx, const struct packet *p) {
     __u8 flags = 0;
     bpf_xdp_load_bytes(ctx, p->l4 + FLAGS_AT, &flags, 1);
-    return (flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK)) == ROOST_SYN &&
-           is_accepted_in_vain(&p->key, coarse_ms());
+    return (flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK)) == ROOST_SYN && is_beyond(&p->key, coarse_ms(), 0);
 }
 
 /* What is done with a packet of TCP. */
@@ -290,7 +289,7 @@ GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const stru
             return p->fragment ? first_fragment(ctx, p, &found) : known(ctx, p, &found);
         candidate = filter_says(&found, p->key.local_port);
     }
-    if (candidate != NO_CANDIDATE && !may_be_asked(&p->key, coarse_ms()))
+    if (candidate != NO_CANDIDATE && is_beyond(&p->key, coarse_ms(), 1))
         return XDP_DROP;
     if (p->fragment) {
         __be32 ack;

@@ -73,7 +73,8 @@ static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *c
     if (!l || service >= ROOST_BIRTH_RATES || (syn && !are_refused(l, now_s)))
         return 1;
     if (has_room(l, service, client)) {
-        if (roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn))
+        if (roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn,
+                               l->burst_us))
             return 1;
         beyond = ROOST_LIMIT_BIRTHS;
     }
@@ -82,43 +83,23 @@ static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *c
     return 0;
 }
 
-static __always_inline const struct roost_accepting *accepting_at(const struct roost_key *key) {
-    struct roost_birth_place place = {.port = key->local_port};
-    __builtin_memcpy(place.address, key->local, sizeof(place.address));
-    const struct roost_accepting *a = bpf_map_lookup_elem(&accepting, &place);
-    if (a)
-        return a;
-    int v6 = place.address[10] != 0xff; /* no prefix of addresses has 0xffff there but that of IPv4 in IPv6 */
-    __builtin_memset(place.address, 0, sizeof(place.address));
-    place.address[10] = place.address[11] = v6 ? 0 : 0xff;
-    return bpf_map_lookup_elem(&accepting, &place); /* at every address */
-}
-
-/* Whether this SYN, which is the stack's, is to be dropped: the client would be accepted to be reset. */
-static __noinline int is_accepted_in_vain(const struct roost_key *key, __u64 now_ms) {
+/* Whether a packet of this key is to be dropped for what its source does. asks: it may be of a client that sleeps without a slot; that
+ * it may be forged, only the row says, and it costs a read of the store: as many of a source as may wake, without a burst, and they take
+ * nothing from those that wake. Else it is a SYN, which is the stack's: the client would be accepted to be reset. */
+static __noinline int is_beyond(const struct roost_key *key, __u64 now_ms, int asks) {
     __u32 zero = 0;
     struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
-    const struct roost_accepting *a = l && are_refused(l, now_ms / 1000) ? accepting_at(key) : 0;
-    if (!a || roost_limit_allows(l, a->gap_us, ROOST_LIMIT_HANDSHAKES, a->service, key->client, now_ms * 1000, 0))
+    if (!l || (!asks && !are_refused(l, now_ms / 1000)))
         return 0;
-    roost_limit_refused(l, ROOST_LIMIT_HANDSHAKES, key->client);
+    struct roost_accepting_at at = {.bits = ROOST_ACCEPTING_BITS, .port = key->local_port};
+    __builtin_memcpy(at.address, key->local, sizeof(at.address));
+    const struct roost_accepting *a = bpf_map_lookup_elem(&accepting, &at);
+    if (!a ||
+        roost_limit_allows(l, asks ? a->wakes_gap_us : a->gap_us, asks ? ROOST_LIMIT_QUESTIONS : ROOST_LIMIT_HANDSHAKES,
+                           a->service, key->client, now_ms * 1000, asks, asks ? ROOST_LIMIT_CROWD_US : l->burst_us))
+        return 0;
+    roost_limit_refused(l, asks ? ROOST_LIMIT_WAKES : ROOST_LIMIT_HANDSHAKES, key->client);
     return 1;
-}
-
-/* Whether the engine may be asked once more about a client from this address that may sleep without a slot. That it may be forged,
- * only the row says, and it costs a read of the store: as many of a source as may wake, without a burst, and whatever it asks so
- * takes nothing from those that wake. */
-static __noinline int may_be_asked(const struct roost_key *key, __u64 now_ms) {
-    __u32 zero = 0, now_us = now_ms * 1000;
-    struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
-    const struct roost_accepting *a = l ? accepting_at(key) : 0;
-    if (!a)
-        return 1;
-    if (!roost_limit_crowds(l, a->wakes_gap_us, ROOST_LIMIT_QUESTIONS, a->service, key->client, now_us) &&
-        roost_limit_allows(l, a->wakes_gap_us, ROOST_LIMIT_QUESTIONS, a->service, key->client, now_us, 1))
-        return 1;
-    roost_limit_refused(l, ROOST_LIMIT_WAKES, key->client);
-    return 0;
 }
 
 #endif

@@ -254,7 +254,7 @@ uint32_t roost_testing_limits_take(struct roost_limits_handle *h, const uint32_t
                                    uint32_t service, const uint8_t from[16], uint32_t now_us, uint32_t count) {
     uint32_t taken = 0;
     for (uint32_t i = 0; i < count; i++)
-        taken += (uint32_t)roost_limit_allows(&h->limits, gap_us, what, service, from, now_us, 1);
+        taken += (uint32_t)roost_limit_allows(&h->limits, gap_us, what, service, from, now_us, 1, h->limits.burst_us);
     return taken;
 }
 
