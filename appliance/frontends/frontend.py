@@ -18,9 +18,10 @@ Nothing that a server does or leaves undone holds anything of ours for longer th
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -35,6 +36,7 @@ from appliance.frontends.handshake import (
     MANY,
     MANY_WAIT,
     OVERLOADED,
+    UNLISTED,
     Answer,
     Handshake,
     Refusal,
@@ -97,6 +99,8 @@ class Settings:
     max_places_of_source: int = MAX_PLACES_OF_SOURCE
     may_attach: Callable[[str], bool] = lambda address: True
     """Whether one more connection from this address is within the limits."""
+    networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network] = ()
+    """Servers come from these alone; none: from anywhere."""
     makes_room: bool = False
     """When all places are taken, the oldest server that waits for no client goes, and not the one that comes."""
 
@@ -289,6 +293,8 @@ class Frontend:
         full = len(self._calls) >= self._settings.max_handshakes
         if not self._settings.may_attach(address):
             refusal = BEYOND
+        elif not self._is_of_its_networks(address):
+            refusal = UNLISTED
         elif full and not (self._settings.makes_room and self._make_room()):
             refusal = OVERLOADED
         elif not self._asking.begin(source):
@@ -305,6 +311,10 @@ class Frontend:
         else:
             self.counts["dropped"] += 1
             server.close()
+
+    def _is_of_its_networks(self, address: str) -> bool:
+        networks = self._settings.networks
+        return not networks or any(ipaddress.ip_address(address) in network for network in networks)
 
     def _has_asked(self, call: _Call) -> None:
         """It is none of those any more that its source may have without a request."""

@@ -97,6 +97,7 @@ ENDED: Final = Refusal(400, Reply.GENERAL_FAILURE, "the connection ended before 
 LATE: Final = Refusal(408, Reply.GENERAL_FAILURE, "the request did not come in time")
 OVERLOADED: Final = Refusal(503, Reply.GENERAL_FAILURE, "too many requests at once")
 BEYOND: Final = Refusal(429, Reply.GENERAL_FAILURE, "its source does more than [limits] attaches allows")
+UNLISTED: Final = Refusal(403, Reply.NOT_ALLOWED, "its address is in none of [attach] networks")
 MANY: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at once have not said what they want")
 MANY_WAIT: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at once wait for their clients")
 CROWDED: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many passwords from this address are being checked")

@@ -323,6 +323,9 @@ class Attach(Section):
         description="addresses and ports for servers, all protocols at each; reachable from servers "
         'alone, since with `auth = "none"` whoever reaches them reaches every client',
     )
+    networks: tuple[AddressRange, ...] = Field(
+        (), description="servers come from these networks alone, others are refused (403); empty: from anywhere"
+    )
     protocols: tuple[Literal["connect", "socks5"], ...] = Field(
         ("connect", "socks5"), min_length=1, description="what is served; the first byte of a connection tells which"
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import os
 import signal
@@ -240,7 +241,9 @@ def make_frontend(attaching: Attaching, attach: Attach, may_attach: Callable[[st
     """The front end that serves `[attach]`."""
     hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
     users = Users(hashes) if attach.auth == "password" else None
-    settings = Settings(attach.timeout, attach.protocols, users, released_s=attach.released_for, may_attach=may_attach)
+    networks = tuple(map(ipaddress.ip_network, attach.networks))
+    settings = Settings(attach.timeout, attach.protocols, users, released_s=attach.released_for, may_attach=may_attach,
+                        networks=networks)  # fmt: skip
     return Frontend(attaching, settings)
 
 

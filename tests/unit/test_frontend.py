@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from errno import EBUSY, ENOENT, ENOTCONN, ETIMEDOUT
+from ipaddress import ip_network
 from itertools import count
 from typing import Any
 
@@ -430,6 +431,15 @@ def test_a_source_beyond_its_limit_is_refused_in_its_protocol() -> None:
         assert rig.frontend.counts["refused"] == 3
 
     run(FakeAttacher(ENOENT), work, may_attach=lambda address: address != "127.0.0.1")
+
+
+def test_servers_of_other_networks_than_those_that_are_listed_are_refused_in_their_protocol() -> None:
+    async def work(rig: Rig) -> None:
+        assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 403 ")
+        assert (await rig.ask(GREETING, SOCKS))[:4] == b"\x05\x00\x05\x02"
+        assert (await rig.ask(CONNECT, source="127.0.0.2")).startswith(b"HTTP/1.1 404 ")
+
+    run(FakeAttacher(ENOENT), work, networks=[ip_network("127.0.0.2/31"), ip_network("fd00::/8")])
 
 
 def test_who_is_refused_and_does_not_leave_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
