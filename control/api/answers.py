@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from control.api.access import Access
-from control.api.upgrade import SWITCHING, RefusedError, Upgrading, attached
+from control.api.upgrade import RefusedError, Upgrading, attached
 from control.api.upgrade import relay as relay_bytes
 from control.store.tokens import TokenRow
 
@@ -125,7 +125,7 @@ class Switched(Response):
         async with attached(self._switch.ticket) as server, self._switch.connection.take_over() as client:
             self._begun = True
             self._ending.close()
-            client[1].write(SWITCHING)
+            client[1].write(self._switch.connection.switching)
             over = asyncio.ensure_future(self._over())
             await until_any(relay_bytes(client, server), over)
             if not over.cancelled():  # what waits in buffers is not for this one any more, nor of it

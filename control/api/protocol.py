@@ -8,6 +8,7 @@ from where.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import socket
@@ -18,6 +19,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, NoReturn
+from urllib.parse import quote
 
 import httptools
 import uvicorn
@@ -26,7 +28,9 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from appliance.bounds import AtOnce, Rates, source_of
-from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends, flushed
+from appliance.frontends.target import Name, parse_authority, target_text
+from control.api.access import ATTACH
+from control.api.upgrade import CONNECTED, EXTENSION, PART, PROTOCOL, SWITCHING, Ends, flushed
 
 log = logging.getLogger("roost.api")
 
@@ -47,6 +51,9 @@ FRAMES: Final = 64
 
 CLOSE_S: Final = 10.0
 """For taking what is left when a connection is to be closed, at least."""
+
+_OF_PROXIES: Final = (b"proxy-authorization", b"authorization", b"connection", b"upgrade", b"sec-websocket-key")
+"""Fields of a CONNECT that are not those of the request that it stands for."""
 
 _BODY: Final = (b"content-length", b"transfer-encoding")
 
@@ -78,6 +85,30 @@ NO_UPGRADE: Final = _refusal(HTTPStatus.BAD_REQUEST,
 TOO_MANY: Final = _refusal(HTTPStatus.TOO_MANY_REQUESTS,
                            f"{PIPELINED} requests of this connection wait already: wait for an answer")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
+
+
+def _token(value: bytes) -> bytes:
+    """Credentials for a proxy as the API has them: a token may be the password of any user (RFC 7617)."""
+    scheme, _, text = value.partition(b" ")
+    if scheme.lower() != b"basic":
+        return value
+    try:
+        return b"Bearer " + base64.b64decode(text, validate=True).partition(b":")[2]
+    except ValueError:
+        return value
+
+
+async def _as_proxy(app: Any, scope: Any, receive: Any, send: Any) -> None:
+    """What asks for credentials says so as a proxy does (RFC 9110 11.7)."""
+
+    async def tell(message: Any) -> None:
+        if message.get("status") == HTTPStatus.UNAUTHORIZED:
+            headers = [field for field in message["headers"] if field[0].lower() != b"www-authenticate"]
+            asked = [(b"proxy-authenticate", way) for way in (b"Bearer", b'Basic realm="roost"')]
+            message = {**message, "status": HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, "headers": [*headers, *asked]}
+        await send(message)
+
+    await app(scope, receive, tell)
 
 
 class _OverError(Exception):
@@ -145,6 +176,7 @@ class Bounded(_Taking, HttpToolsProtocol):
         self._early = bytearray()
         self._early_end = False
         self._answered: RequestResponseCycle | None = None
+        self.switching = SWITCHING
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -225,13 +257,31 @@ class Bounded(_Taking, HttpToolsProtocol):
             self._end(TOO_LARGE)  # it came in one piece
         if len(self.pipeline) >= PIPELINED:
             self._end(TOO_MANY)
+        connects = self.parser.get_method() == b"CONNECT"
         if self.parser.should_upgrade():
             if any(name in _BODY and value != b"0" for name, value in self.headers) or self._is_busy():
                 self._end(NO_UPGRADE)
+            if connects:
+                self._ask_to_attach()
             if self._get_upgrade() == PROTOCOL:
                 extensions = {EXTENSION: self}
                 self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
+        if connects:
+            self.scope["method"] = "POST"
+
+    def _ask_to_attach(self) -> None:
+        """A CONNECT (RFC 9110 9.3.6) asks for an attach, with the credentials that it has for a proxy."""
+        try:
+            target = parse_authority(self.url.decode())
+        except ValueError as error:
+            self._end(_refusal(HTTPStatus.BAD_REQUEST, str(error)))
+        name = target.text if isinstance(target, Name) else target_text(target)
+        self.url = ATTACH.format(name=quote(name, safe="")).encode()
+        given = [(b"authorization", _token(value)) for name, value in self.headers if name == b"proxy-authorization"]
+        others = [field for field in self.headers if field[0] not in _OF_PROXIES]
+        self.headers[:] = [*others, *given, (b"connection", b"upgrade"), (b"upgrade", PROTOCOL)]
+        self.switching = CONNECTED
 
     def _is_busy(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -272,7 +322,7 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app if self.switching is SWITCHING else partial(_as_proxy, app))
 
     def _end(self, answer: bytes) -> NoReturn:
         """Refuse it, within a callback of the parser's."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that becomes the byte stream to a client: POST /v1/connections/ID/attach with `Upgrade: roost`.
+"""A request that becomes the byte stream to a client: POST /v1/connections/ID/attach with `Upgrade: roost`, or CONNECT.
 
 The daemon gives a ticket (control/reach/tickets.py), with which this process connects to it like any server; from then
 on it moves bytes between the two connections, some 64 KiB of each way at most waiting here.
@@ -19,6 +19,7 @@ EXTENSION: Final = "roost.upgrade"
 """Of an ASGI scope: the connection, where the request asks for PROTOCOL."""
 
 SWITCHING: Final = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: roost\r\n\r\n"
+CONNECTED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 PART: Final = 64 * 1024
 CONNECT_S: Final = 5.0
 CLOSE_S: Final = 10.0
@@ -26,9 +27,11 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Upgrading(Protocol):
-    """A connection whose request wants an upgrade (protocol.py). lost: is done when it is."""
+    """A connection whose request wants an upgrade (protocol.py). lost: is done when it is. switching: the answer if it
+    is granted."""
 
     lost: asyncio.Future[None]
+    switching: bytes
 
     def take_over(self) -> AbstractAsyncContextManager[Ends]: ...
 

@@ -8,7 +8,9 @@ import signal
 import socket
 import ssl
 import time
+from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,17 +30,18 @@ def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
 
 class Upgraded:
     """A request for a client, and what is answered. behind: bytes that come with it; later: a moment after it. end:
-    then no more comes."""
+    then no more comes. head: of a request by another way."""
 
     def __init__(self, box: ApiLab, who: str, name: str, behind: bytes = b"", fields: str = "",
-                 tls: ssl.SSLContext | None = None, later: bytes = b"", end: bool = False) -> None:  # fmt: skip
+                 tls: ssl.SSLContext | None = None, later: bytes = b"", end: bool = False,
+                 head: str = "") -> None:  # fmt: skip
         if who not in box.texts:
             box.token(who)
         sock = box.connected()
         self.sock = tls.wrap_socket(sock, server_hostname="roost.test") if tls else sock
         self.sock.settimeout(15)
-        head = (f"POST /v1/connections/{name}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n"
-                f"Authorization: Bearer {box.texts[who]}\r\n{fields}\r\n")  # fmt: skip
+        head = head or (f"POST /v1/connections/{name}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+                f"Upgrade: roost\r\nAuthorization: Bearer {box.texts[who]}\r\n{fields}\r\n")  # fmt: skip
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.sendall(head.encode() + behind)
         if later:
@@ -248,6 +251,61 @@ def test_the_api_is_killed_and_the_client_goes_on(box: ApiLab) -> None:
     wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
     box.woken(client)
     box.wait_for_api()
+
+
+def asking(box: ApiLab, authority: str, scheme: str = "Basic", who: str = "operator") -> str:
+    """The head of a CONNECT."""
+    if who not in box.texts:
+        box.token(who)
+    text = box.texts[who]
+    given = text if scheme == "Bearer" else b64encode(f"any:{text}".encode()).decode()
+    return f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\nProxy-Authorization: {scheme} {given}\r\n\r\n"
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "Bearer"])
+def test_a_connect_becomes_the_byte_stream_to_a_client(box: ApiLab, scheme: str) -> None:
+    client, address = asleep(box)
+    assert box.ask("operator", "PUT", f"/v1/connections/{address}/name", {"name": f"tunnel-{scheme.lower()}"})[0] == 200
+    for authority, words in ((address, b"by address"), (f"tunnel-{scheme.lower()}.roost:443", b"by name")):
+        server = Upgraded(box, "operator", "", words, head=asking(box, authority, scheme))
+        assert server.head == b"HTTP/1.1 200 Connection established\r\n\r\n"
+        assert receive(client, len(words)) == words
+        client.sendall(b"answer")
+        assert receive(server.sock, 6) == b"answer"
+        server.sock.close()
+        wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
+
+
+def test_a_connect_reaches_what_its_token_may_and_is_refused_as_by_a_proxy(box: ApiLab) -> None:
+    _, address = asleep(box)
+    _, other = box.client(6)
+    box.token("server", "lab4")
+    assert Upgraded(box, "server", "", head=asking(box, other, who="server")).status == 404
+    assert Upgraded(box, "viewer", "", head=asking(box, address, who="viewer")).status == 403
+    assert Upgraded(box, "operator", "", head=asking(box, "nobody.roost:1")).status == 404
+    for authority in ("nobody.roost", "a/b:1", "10.0.0.1:0", "x" * 300 + ":1"):
+        assert Upgraded(box, "operator", "", head=asking(box, authority)).status == 400
+    for field in ("", "Proxy-Authorization: Basic !\r\n", f"Authorization: Bearer {box.texts['operator']}\r\n"):
+        refused = Upgraded(box, "operator", "", head=f"CONNECT {address} HTTP/1.1\r\nHost: x\r\n{field}\r\n")
+        assert refused.status == 407
+        assert b"proxy-authenticate: basic" in refused.head.lower()
+
+
+def test_a_connect_by_tls_with_a_certificate_of_the_servers(tmp_path: Path) -> None:
+    certificate, key = map(str, make_certificate(tmp_path))
+    with Lab(clients=10, nat=False) as lab:
+        with ApiLab(lab, certificate=certificate, private_key=key, client_ca=certificate) as box:
+            tls = box.tls = ssl.create_default_context(cafile=certificate)
+            tls.load_cert_chain(certificate, key)
+            box.wait_for_api()
+            client, address = asleep(box)
+            server = Upgraded(box, "operator", "", b"early", tls=tls, head=asking(box, address))
+            assert server.status == 200
+            assert receive(client, 5) == b"early"
+            other, answer = ssl.create_default_context(cafile=certificate), b""
+            with suppress(ssl.SSLError, ConnectionError):
+                answer = Upgraded(box, "operator", "", tls=other, head=asking(box, address)).head
+            assert answer == b"", "it has no certificate"
 
 
 def test_by_tls(tmp_path: Path) -> None:
