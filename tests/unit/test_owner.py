@@ -212,6 +212,7 @@ def test_a_daemon_that_lost_its_database_writes_nothing_any_more(
     old.add([row(1, 1)], upserts=[sleeper(1, 1)])
     until(lambda: told.slept)
     begin(new)
+    until(lambda: not rows(rig.database))  # its tables do not have the sleeper: it forgets the row, with its next batch
     until(lambda: old.status.error)
     assert old.status.text.startswith('error: the database was taken over by instance "here" of host ')
     assert "taken over" in caplog.text
