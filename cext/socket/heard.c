@@ -22,11 +22,11 @@ int roost_heard_ask(int fd, uint32_t *mark) {
     int e = set(fd, TCP_REPAIR, TCP_REPAIR_ON);
     if (e)
         return e;
-    if (!(e = set(fd, TCP_REPAIR_QUEUE, TCP_RECV_QUEUE)) && !(e = get(fd, TCP_QUEUE_SEQ, &rcv_nxt, sizeof(rcv_nxt))))
-        e = set(fd, TCP_REPAIR, TCP_REPAIR_OFF); /* sends it */
+    if (!(e = set(fd, TCP_REPAIR_QUEUE, TCP_RECV_QUEUE)))
+        e = get(fd, TCP_QUEUE_SEQ, &rcv_nxt, sizeof(rcv_nxt));
     *mark = rcv_nxt - 1;
-    roost_repair_undo(fd, -1);
-    return e;
+    int left = roost_repair_leave(fd, e ? TCP_REPAIR_OFF_NO_WP : TCP_REPAIR_OFF); /* which sends it */
+    return e ? e : left;
 }
 
 bool roost_heard_since(int fd, uint32_t mark) {

@@ -43,10 +43,20 @@ static int set_queue_seq(int fd, int queue, uint32_t seq) {
     return setsockopt(fd, IPPROTO_TCP, TCP_QUEUE_SEQ, &seq, sizeof(seq)) ? -errno : 0;
 }
 
+int roost_repair_leave(int fd, int off) {
+    const struct linger abort = {.l_onoff = 1}, none = {0};
+    int one = 1;
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &abort, sizeof(abort));
+    int e = set(fd, TCP_REPAIR, off);
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) && !e)
+        e = -errno;
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+    return e;
+}
+
 void roost_repair_undo(int fd, int closed_filter) {
-    int none = 0, one = 1;
-    set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);                   /* plain OFF would send a window probe */
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* leaving repair mode cleared it */
+    int none = 0;
+    roost_repair_leave(fd, TCP_REPAIR_OFF_NO_WP);
     if (closed_filter >= 0)
         setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
 }
@@ -278,15 +288,10 @@ static int rebuild(int fd, bool bound, const struct roost_key *key, const struct
 }
 
 int roost_repair_finish(int fd, bool spare) {
-    int one = 1, none = 0;
+    int none = 0;
     if (spare && setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none)))
         return -errno;
-    int e = set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);
-    /* Not before: in repair mode it would undo the forced reuse. Without it the listener's port could not be bound
-     * again while this connection is in TIME-WAIT. */
-    if (!e && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)))
-        e = -errno;
-    return e;
+    return roost_repair_leave(fd, TCP_REPAIR_OFF_NO_WP);
 }
 
 int roost_repair_peek(int fd, struct roost_ka *ka) {

@@ -44,6 +44,11 @@ void roost_repair_snapshots(const struct roost_survey *s, uint32_t slice, int cl
  * this engine, not accepted. 0 or -errno: then close it. */
 int roost_repair_disconnect(int fd, const struct roost_key *key, bool rebuilt);
 
+/* Out of repair mode. off: TCP_REPAIR_OFF, which sends a window probe, or TCP_REPAIR_OFF_NO_WP. Leaving clears SO_REUSEADDR,
+ * without which nothing can listen on the port while the connection is in TIME-WAIT; until it is set again a process that
+ * is killed resets the connection, which leaves none. 0 or -errno. */
+int roost_repair_leave(int fd, int off);
+
 /* Sequence numbers and window of a live socket, for roost_judge; it stays as it is. 0 or -errno. */
 int roost_repair_peek(int fd, struct roost_ka *ka);
 
