@@ -9,8 +9,8 @@
 #include "loop.h"
 #include "cext/life/next.h"
 
-#define COMMANDS_A_TURN 4096
-#define AT_ONCE 32 /* taken while the lock is held once: the control plane takes it, too */
+#define COMMANDS_NS 200000 /* a turn: packets wait for as long */
+#define AT_ONCE 8          /* taken while the lock is held once: the control plane takes it, too */
 
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
@@ -279,11 +279,11 @@ static void command(struct roost_engine *e, struct roost_command *command) {
 
 void roost_commands_turn(struct roost_engine *e) {
     struct roost_command next[AT_ONCE];
-    for (uint32_t done = 0, count; done < COMMANDS_A_TURN; done += count) {
+    const uint64_t until_ns = roost_monotonic_ns() + COMMANDS_NS;
+    uint32_t count;
+    do {
         count = roost_mailbox_commands(&e->box, next, AT_ONCE);
         for (uint32_t i = 0; i < count; i++)
             command(e, &next[i]);
-        if (count < AT_ONCE)
-            break;
-    }
+    } while (count == AT_ONCE && roost_monotonic_ns() < until_ns);
 }

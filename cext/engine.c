@@ -35,7 +35,7 @@
 #define FOUND_AT_ONCE 64 /* while the lock is held once */
 #define GIVES_WAY_NS 200000
 #define USED_WINDOW_MS 10
-#define USED_LIGHT_NS 200000 /* of each ms */
+#define USED_MOST_NS 920000 /* of each ms; the kernel takes real time away from what uses more than 950000 */
 #define RUSH_WINDOW_MS 8
 #define RUSH_A_MS 2     /* clients that connect */
 #define RUSH_AT_ONCE 16 /* clients here at a time, on average, of those that come and go */
@@ -100,7 +100,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
     else if (tag >= TAG_LISTENER)
         roost_accept_turn(e, &e->listener[tag - TAG_LISTENER]);
     else if (tag == TAG_RING)
-        roost_drain(e);
+        return; /* the turn has begun with it */
     else if (tag == TAG_GRACE)
         roost_grace_done(e);
     else if (tag == TAG_DOOR + ROOST_DOOR_IPV4 || tag == TAG_DOOR + ROOST_DOOR_IPV6)
@@ -110,7 +110,8 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
 }
 
 static uint32_t timeout_us(struct roost_engine *e) {
-    if (e->ready || e->graced || e->wakes || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
+    if (e->ready[0].first || e->ready[1].first || e->graced || e->waking[0].count || e->stray ||
+        __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
     if (roost_growth_busy(e) || roost_descent_busy(e))
         return 0;
@@ -122,12 +123,15 @@ static uint32_t timeout_us(struct roost_engine *e) {
     uint64_t sweep_us = e->sweep_ms > e->now_ms      ? (e->sweep_ms - e->now_ms) * 1000
                         : e->sweep_at < e->sweep_end ? SWEEP_PAUSE_US
                                                      : 0;
-    return sweep_us < wait * 1000ULL ? (uint32_t)sweep_us : (uint32_t)wait * 1000;
+    uint64_t wait_us = sweep_us < wait * 1000ULL ? sweep_us : wait * 1000ULL, now_ns = roost_monotonic_ns();
+    uint64_t crowd_us = !e->waking[1].count ? wait_us : e->crowd_ns > now_ns ? (e->crowd_ns - now_ns) / 1000 + 1 : 0;
+    return (uint32_t)(crowd_us < wait_us ? crowd_us : wait_us);
 }
 
 static void turn(struct roost_engine *e, const struct epoll_event *events, int count) {
     e->now_ms = roost_monotonic_ms();
     e->turn++;
+    roost_drain(e); /* before what else has come: those that wake wait for it */
     for (int i = 0; i < count; i++)
         dispatch(e, &events[i]);
     roost_commands_turn(e);
@@ -152,11 +156,11 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_mailbox_flush(&e->box);
 }
 
-/* True if churn is high enough that batching accepts pays: RUSH_A_MS accepts a millisecond, and RUSH_AT_ONCE short-lived
- * connections at a time (Little's law: the sum of their stays over the time that passed). A few clients that connect one
+/* True if churn is high enough that batching accepts pays: RUSH_A_MS accepts a millisecond, those of crowds left out, and
+ * RUSH_AT_ONCE short-lived connections at a time (Little's law: the sum of their stays over the time that passed). A few clients that connect one
  * after the other as fast as they can would only be slowed down. */
 static bool rush(struct roost_engine *e) {
-    uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
+    uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED] - e->crowd_accepted;
     if (passed_ms >= RUSH_WINDOW_MS) {
         e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS && e->rush_stayed_ms >= passed_ms * RUSH_AT_ONCE;
         e->rush_ms = e->now_ms;
@@ -193,15 +197,14 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
     return count;
 }
 
-/* Real time as long as this thread uses little of its processor. Then it costs the others next to nothing, and a client
- * that wakes waits for none of them. When there is much to do, the tasks that make the work and those that wait for it are
- * to run, too, and steps that gather meanwhile are done together. */
+/* Real time, unless this thread uses all of its processor: a client that wakes waits for no other thread on the box. With all of
+ * it, the tasks that make the work and those that wait for it are to run, too, and steps that gather meanwhile are done together. */
 static void choose_scheduling(struct roost_engine *e) {
     uint64_t passed_ms = e->now_ms - e->used_ms;
     bool light = e->light;
     if (passed_ms >= USED_WINDOW_MS) {
         uint64_t used_ns = roost_clock_ns(CLOCK_THREAD_CPUTIME_ID);
-        light = used_ns - e->used_ns < passed_ms * USED_LIGHT_NS;
+        light = used_ns - e->used_ns < passed_ms * USED_MOST_NS;
         e->used_ms = e->now_ms;
         e->used_ns = used_ns;
     }
@@ -260,9 +263,10 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
     pthread_mutex_init(&e->lock.mutex, NULL);
     roost_mailbox_init(&e->box);
     e->resume = roost_command_resume;
-    e->ready_tail = &e->ready;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        e->ready[i].last = &e->ready[i].first;
         e->waking[i].last = &e->waking[i].first;
+    }
     e->unacked_tail = &e->unacked;
     e->stray_tail = &e->stray;
     e->now_ms = roost_monotonic_ms();

@@ -128,8 +128,9 @@ void roost_conn_run(struct roost_engine *e, struct roost_conn *c) {
     c->ready = true;
     c->queued++;
     c->next_ready = NULL;
-    *e->ready_tail = c;
-    e->ready_tail = &c->next_ready;
+    struct roost_ready *queue = &e->ready[c->crowds];
+    *queue->last = c;
+    queue->last = &c->next_ready;
 }
 
 /* Is it of interest to the history alone? What goes to sleep or wakes is something to decide about. */

@@ -154,6 +154,7 @@ struct roost_conn {
     uint8_t close_cause;            /* of want_close */
     bool close_resets;              /* likewise: by RST */
     bool speaks;                    /* the frame that wakes it has payload: a server will be needed */
+    bool crowds;                    /* its source did much at once when it came, or woke (limits.h): others go first */
     bool ready;                     /* in the queue of next.c */
     bool dead;                      /* freed at the end of the turn */
     uint8_t queued;                 /* queues it stands in: not to be freed */
@@ -341,6 +342,7 @@ struct roost_engine {
     uint32_t tended;                 /* the listener whose ready links are looked after next */
     uint64_t tended_ms;              /* the last look after ready links */
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
+    uint64_t crowd_accepted;         /* of ROOST_E_ACCEPTED, those of crowds */
     uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
     bool rush;
     uint64_t used_ms, used_ns; /* processor time of the engine thread at the last look */
@@ -348,14 +350,17 @@ struct roost_engine {
     struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *asked; /* clients that are to answer a probe */
     uint64_t answer_ms;       /* the next look for an answer */
-    struct roost_conn *ready, **ready_tail;
+    struct roost_ready {
+        struct roost_conn *first, **last;
+    } ready[2];                                       /* the second: of crowds */
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     uint32_t freezes, wakes;                          /* in these queues, and in those of `waking` */
     struct roost_conn *dead;
     struct roost_waking {
         struct roost_conn *first, **last;
         uint32_t count;
-    } waking[2]; /* their records are at hand; the second: of crowds (limits.h) */
+    } waking[2];       /* their records are at hand; the second: of crowds (limits.h) */
+    uint64_t crowd_ns; /* CLOCK_MONOTONIC: none of the second one wakes before */
     int frame_budget;
     uint32_t strays;
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */

@@ -15,7 +15,7 @@
 #define HELD_UNPROVEN_MAX 32
 #define HELD_MAX 512
 #define STRAYS_MAX 1024
-#define FRAMES_A_DRAIN 512
+#define FRAMES_A_DRAIN 64
 
 static struct roost_held *hold(const struct roost_frame *f, bool server) {
     struct roost_held *h = malloc(sizeof(*h) + f->length);

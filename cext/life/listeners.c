@@ -92,10 +92,12 @@ static bool accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     struct roost_conn *c = take_in(e, fd, &key, l->service.index, false);
     if (!c)
         return true;
+    c->crowds = roost_limits_crowds(e, ROOST_LIMIT_HANDSHAKES, s, key.client);
+    e->crowd_accepted += c->crowds;
     acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
-    return !roost_limits_crowds(e, ROOST_LIMIT_HANDSHAKES, s, key.client);
+    return !c->crowds;
 }
 
 static bool has_room(const struct roost_engine *e) {

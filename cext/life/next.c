@@ -8,7 +8,8 @@
 #include "cext/inband/inband_relay.h"
 #include "life.h"
 
-#define LONG_STAY_MS 100  /* the most that one connection's stay counts in the measure of a rush */
+#define LONG_STAY_MS 100 /* the most that one connection's stay counts in the measure of a rush */
+#define CROWD_A_TURN 2
 #define GOAL_RETRY_MS 100 /* what keeps a freeze from succeeding is mostly a delayed ACK of 40 ms */
 
 #define ROOST_UNANSWERED (ROOST_SERVER_WAITS | ROOST_MUST_ANSWER)
@@ -282,10 +283,15 @@ static void look(struct roost_engine *e, struct roost_conn *c) {
         arm(e, c);
 }
 
-void roost_next_turn(struct roost_engine *e) {
-    struct roost_conn *c = e->ready;
-    e->ready = NULL;
-    e->ready_tail = &e->ready;
+/* At most so many of those that are there now. */
+static void next_of(struct roost_engine *e, struct roost_ready *queue, uint32_t most) {
+    struct roost_conn *c = queue->first, **end = &queue->first;
+    while (*end && most--)
+        end = &(*end)->next_ready;
+    queue->first = *end;
+    *end = NULL;
+    if (!queue->first)
+        queue->last = &queue->first;
     while (c) {
         struct roost_conn *next = c->next_ready;
         c->ready = false;
@@ -294,6 +300,11 @@ void roost_next_turn(struct roost_engine *e) {
             look(e, c);
         c = next;
     }
+}
+
+void roost_next_turn(struct roost_engine *e) {
+    next_of(e, &e->ready[0], UINT32_MAX);
+    next_of(e, &e->ready[1], CROWD_A_TURN);
 }
 
 /* Quiet for its interval: the control plane decides what follows. */

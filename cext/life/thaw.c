@@ -25,7 +25,9 @@
 #include "cext/socket/segment.h"
 
 #define THAWS_A_TURN 128
-#define CROWD_A_TURN 2
+#define CROWD_A_TURN 1
+#define CROWD_RESTS 4               /* times as long as it took */
+#define CROWD_RESTS_MOST_NS 2000000 /* not as long as others have kept it */
 #define THAWS_MAX (THAWS_A_TURN + CROWD_A_TURN)
 #define SLICE 8 /* sockets for one worker at a time */
 
@@ -35,8 +37,8 @@ void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     c->waking = true;
     c->queued++;
     c->next_waking = NULL;
-    bool crowds = roost_limits_crowds(e, ROOST_LIMIT_WAKES, roost_service_of(e, c->service), c->key.client);
-    struct roost_waking *queue = &e->waking[crowds];
+    c->crowds = roost_limits_crowds(e, ROOST_LIMIT_WAKES, roost_service_of(e, c->service), c->key.client);
+    struct roost_waking *queue = &e->waking[c->crowds];
     *queue->last = c;
     queue->last = &c->next_waking;
     queue->count++;
@@ -268,8 +270,7 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
 
 /* Those of a queue that are to be rebuilt in one go. */
 static void gather(struct roost_engine *e, struct thaws *b, struct roost_waking *queue, uint32_t share) {
-    const uint32_t most = b->conns + share;
-    while (queue->first && b->conns < most) {
+    for (; queue->first && share; share--) {
         struct roost_conn *c = queue->first;
         queue->first = c->next_waking;
         if (!queue->first)
@@ -325,6 +326,12 @@ static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **
     return count;
 }
 
+/* Its connections will be relayed, too, and freeze again: with all of that, some half of the processor is left for others. */
+static void let_crowd_rest(struct roost_engine *e, uint64_t began_ns) {
+    uint64_t now_ns = roost_monotonic_ns(), rest_ns = CROWD_RESTS * (now_ns - began_ns);
+    e->crowd_ns = now_ns + (rest_ns < CROWD_RESTS_MOST_NS ? rest_ns : CROWD_RESTS_MOST_NS);
+}
+
 void roost_thaw_turn(struct roost_engine *e) {
     struct roost_conn *batch[THAWS_MAX];
     if (e->wakes) {
@@ -333,12 +340,16 @@ void roost_thaw_turn(struct roost_engine *e) {
         b.conns = b.legs = 0;
         uint64_t began_ns = roost_monotonic_ns();
         gather(e, &b, &e->waking[0], roost_share_of(e->waking[0].count, SLICE, THAWS_A_TURN));
-        gather(e, &b, &e->waking[1], CROWD_A_TURN);
+        const bool crowd = e->waking[1].count && began_ns >= e->crowd_ns;
+        if (crowd)
+            gather(e, &b, &e->waking[1], CROWD_A_TURN);
         int count = rebuild(e, &b, batch);
         roost_release_held(e, batch, count);
         e->stat[ROOST_E_THAW_NS] += roost_monotonic_ns() - began_ns;
         for (int i = 0; i < count; i++)
             roost_conn_run(e, batch[i]);
+        if (crowd)
+            let_crowd_rest(e, began_ns);
     }
     roost_strays_turn(e);
 }

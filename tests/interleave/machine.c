@@ -631,9 +631,10 @@ void engine_starts(void) {
     clear_engine();
     roost_mailbox_init(&engine.box);
     engine.resume = roost_command_resume;
-    engine.ready_tail = &engine.ready;
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        engine.ready[i].last = &engine.ready[i].first;
         engine.waking[i].last = &engine.waking[i].first;
+    }
     engine.unacked_tail = &engine.unacked;
     engine.stray_tail = &engine.stray;
     engine.now_ms = NOW_MS;
