@@ -39,6 +39,14 @@ MUTANTS = (
         "bad checksum",
     ),
     Mutant(
+        "an IPv6 packet with IPv4-mapped addresses is an IPv4 connection's",
+        "xdp",
+        "ebpf/lib/packet.h",
+        "ip->version != 6 || is_mapped(&ip->saddr) || is_mapped(&ip->daddr)",
+        "ip->version != 6",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
         "a frame of a VLAN that has no device is looked into",
         "xdp",
         "ebpf/xdp/inactive.bpf.c",

@@ -12,6 +12,8 @@ from itertools import product
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 CONNECTIONS = 24
 FAR = 0x80
+MAPPED = 0x80
+"""In `link`: an IPv4 connection's frame as IPv6, with IPv4-mapped addresses."""
 LEFT_TO_INTERFACE = 3
 """In `wrong`, though it is not: the TCP checksum is the interface's to compute."""
 
@@ -92,6 +94,14 @@ def _xdp() -> dict[str, bytes]:
         ) + do_gate + b"\0" + b"".join(
             do_frame + frame(c, flags=SYN, options=OF_LINUX, link=link) for c in (22, 23)
         )  # fmt: skip
+    seeds["mapped"] = b"".join(
+        do_frame + frame(c, seq=-1, link=MAPPED) + do_frame + frame(c, payload=c, link=MAPPED) for c in everybody
+    )
+    seeds["mapped-without-a-slot"] = b"".join(
+        do_remove + bytes([c]) + do_filter + bytes([c, 0]) + do_frame + frame(c, payload=c, link=MAPPED)
+        for c in everybody
+    )
+    seeds["born-mapped"] = do_gate + b"\0" + do_frame + frame(22, flags=SYN, options=OF_LINUX, link=MAPPED)
     seeds["options"] = b"".join(do_frame + frame(c, seq=-1, extensions=b"\1") for c in everybody)
     seeds["extensions"] = b"".join(
         do_frame + frame(1, seq=-1, extensions=bytes(kinds)) for kinds in ([0, 1, 2], [0x31] * 6, [1] * 7, [4], [5])
@@ -261,6 +271,7 @@ def _tc() -> dict[str, bytes]:
     seeds = {}
     seeds["guard"] = b"".join(guard + frame(c, seq=c % 3, flags=RST) for c in everybody)
     seeds["guard-far"] = b"".join(guard + frame(c, seq=-0x10000000, flags=RST) for c in everybody)
+    seeds["guard-mapped"] = b"".join(guard + frame(c, flags=RST, link=MAPPED) for c in everybody)
     seeds["guard-others"] = b"".join(guard + frame(c, flags=ACK, link=c % 4) for c in everybody)
     seeds["guard-without-a-slot"] = b"".join(
         remove + bytes([c]) + sleeps + bytes([c, 0]) + guard + frame(c, flags=RST | (ACK if c % 3 else 0))

@@ -204,7 +204,8 @@ enum { /* links of world_frame */
     LINK_PROVIDER_VLAN,
     LINK_TWO_VLANS,
     LINK_PRIORITY,
-    LINKS
+    LINKS,
+    LINK_MAPPED = 0x80 /* beside one of them: an IPv4 connection's frame as IPv6, with IPv4-mapped addresses */
 };
 
 enum { /* TCP options of world_frame */
@@ -272,8 +273,10 @@ size_t world_frame(struct world *w, struct input *in, uint8_t *f) {
     const struct roost_key *key = &w->key[i];
     const struct roost_ka *slot = world_slot(w, i);
     struct roost_ka ka = slot ? *slot : (struct roost_ka){.rcv_nxt = 1, .snd_nxt = 1};
-    bool v4 = roost_key_is_v4(key);
-    uint32_t link = take(in, 1) % LINKS, extensions = take(in, 1) % 11, wrong = take(in, 1);
+    uint32_t link = take(in, 1);
+    bool v4 = roost_key_is_v4(key) && !(link & LINK_MAPPED);
+    link %= LINKS;
+    uint32_t extensions = take(in, 1) % 11, wrong = take(in, 1);
     size_t at = 12, got;
 
     memcpy(f, "\x02\0\0\0\0\1\x02\0\0\0\0\2", 12);
