@@ -279,7 +279,7 @@ static void command(struct roost_engine *e, struct roost_command *command) {
 void roost_commands_turn(struct roost_engine *e) {
     struct roost_command next;
     const uint64_t until_ns = roost_monotonic_ns() + COMMANDS_NS;
-    while (roost_mailbox_commands(&e->box, &next, 1)) {
+    while (roost_mailbox_command(&e->box, &next)) {
         command(e, &next);
         if (roost_monotonic_ns() >= until_ns)
             break;

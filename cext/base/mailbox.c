@@ -78,7 +78,7 @@ void roost_mailbox_init(struct roost_mailbox *m) {
 
 void roost_mailbox_destroy(struct roost_mailbox *m) {
     struct roost_command command;
-    while (roost_mailbox_commands(m, &command, 1))
+    while (roost_mailbox_command(m, &command))
         free((void *)command.early);
     drop_all(&m->urgent);
     drop_all(&m->rest);
@@ -229,9 +229,9 @@ int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *co
     return e;
 }
 
-uint32_t roost_mailbox_commands(struct roost_mailbox *m, struct roost_command *commands, uint32_t max) {
+bool roost_mailbox_command(struct roost_mailbox *m, struct roost_command *command) {
     pthread_mutex_lock(&m->lock);
-    uint32_t taken = take(&m->commands, commands, max);
+    bool taken = take(&m->commands, command, 1);
     pthread_mutex_unlock(&m->lock);
     return taken;
 }

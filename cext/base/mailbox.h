@@ -50,7 +50,7 @@ void roost_mailbox_poke(struct roost_mailbox *m);
 bool roost_mailbox_crowded(struct roost_mailbox *m);
 /* 0 or -ENOMEM; early data is copied. */
 int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *commands, uint32_t count);
-/* The next commands, 0 if there is none. `early` of each, if any, belongs to the caller (free). */
-uint32_t roost_mailbox_commands(struct roost_mailbox *m, struct roost_command *commands, uint32_t max);
+/* The next command; false: there is none. Its `early`, if any, belongs to the caller (free). */
+bool roost_mailbox_command(struct roost_mailbox *m, struct roost_command *command);
 
 #endif

@@ -50,6 +50,18 @@ def births() -> Iterator[tuple[EngineLab, Wire]]:
         yield box, wire
 
 
+def answered(wire: Wire, box: EngineLab, family: int, options: Any, address: str | None) -> Handmade | None:
+    """A client to whose SYN the box has answered; None: it has not."""
+    client = Handmade(wire, box.target(family), options=options)
+    client.address = address or client.address
+    client.send("S", seq=client.isn, options=client.options)
+    try:
+        client.take(client.hear(timeout_s=0.1))
+    except TimeoutError:
+        return None
+    return client
+
+
 @BOTH
 @pytest.mark.parametrize("options", [LINUX, LINUX[:1]], ids=["short way", "long way"])
 def test_a_source_beyond_its_births_is_not_answered_and_others_are_born(
@@ -60,12 +72,7 @@ def test_a_source_beyond_its_births_is_not_answered_and_others_are_born(
     before, born = box.stat("births_limited"), 0
 
     def is_born(address: str | None = None) -> bool:
-        client = Handmade(wire, box.target(family), options=options)
-        client.address = address or client.address
-        client.send("S", seq=client.isn, options=client.options)
-        try:
-            client.take(client.hear(timeout_s=0.1))
-        except TimeoutError:
+        if (client := answered(wire, box, family, options, address)) is None:
             return False
         client.ack()
         answers = client.all_heard(0.05)
@@ -184,12 +191,7 @@ def test_a_source_beyond_its_handshakes_is_reset_and_then_not_answered_and_other
 
             def what_comes(address: str | None = None) -> str:
                 """Of a client: the flags of each answer, or of none."""
-                client = Handmade(wire, box.target(family), options=options)
-                client.address = address or client.address
-                client.send("S", seq=client.isn, options=client.options)
-                try:
-                    client.take(client.hear(timeout_s=0.1))
-                except TimeoutError:
+                if (client := answered(wire, box, family, options, address)) is None:
                     return ""
                 client.ack()
                 return "".join(["SA ", *(f"{answer[TCP].flags} " for answer in client.all_heard(0.1))])
