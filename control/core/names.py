@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import lru_cache
 from typing import Final
 
@@ -29,7 +29,7 @@ def is_pattern(text: str) -> bool:
 
 @lru_cache(maxsize=10_000)
 def _expression(pattern: str) -> re.Pattern[str]:
-    return re.compile("".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in re.split(r"([*?])", pattern)))
+    return re.compile(translate(pattern.replace("[", "[[]")))  # which never goes back behind a `*` that is met
 
 
 def is_like(name: str, pattern: str) -> bool:

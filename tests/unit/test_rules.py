@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from appliance.wire import ANY_LOCAL, OnServerClose, Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service, parse
-from control.core.names import is_like, may_both_be_like
+from control.core.names import NAME_LENGTH, is_like, may_both_be_like
 from control.policy import cascade
 from control.policy.cascade import TooManyError, compile_rules, explain
 from control.policy.rules import NOBODY, OF_THE_SERVICE, VALUES, Rule, RuleError, RuleSet, read_rule
@@ -246,6 +246,13 @@ def test_two_patterns_meet_where_there_is_a_text_that_is_as_both(one: str, other
     texts = ("".join(letters) for length in range(9) for letters in itertools.product("ab", repeat=length))
     meet = any(is_like(text, one) and is_like(text, other) for text in texts)
     assert may_both_be_like(one, other) == meet
+
+
+def test_a_name_is_compared_with_the_dearest_pattern_at_once() -> None:
+    """Whenever a client is named or wakes. It took 0.8 ms when all that a `*` may stand for was tried."""
+    began = time.thread_time()
+    assert not any(is_like("a" * NAME_LENGTH, "*?*?*?*" + letter) for letter in "bcdefghijklmnopqrstuvwxyz" * 40)
+    assert time.thread_time() - began < 0.1
 
 
 def test_the_dearest_patterns_are_compared_in_steps_of_the_one_alone() -> None:
