@@ -47,6 +47,8 @@ class Export:
     """A directory with an export. Raises ExportError when it is something else."""
 
     def __init__(self, directory: Path) -> None:
+        """directory: it may be a symbolic link, those in it may not."""
+        directory = directory.resolve()
         self._directory = directory
         self._tables = {source.name: Chunks(directory, source) for source in SOURCES}
         self.unknown = ""

@@ -89,7 +89,11 @@ def make_directory(path: Path) -> None:
 
 
 def created(path: Path) -> BufferedWriter:
-    """To write: a file for its owner and group alone, in place of what is there and not of what a link leads to."""
+    """To write: a file for its owner and group alone, in place of what is there and not of what a link leads to. Raises
+    ExportError where a directory is a link, OSError."""
+    if path.parent.resolve() != path.parent:
+        raise ExportError(f"{path.parent} leads by a symbolic link to {path.parent.resolve()}, and an export writes in "
+                          "its own directory alone: remove the link")  # fmt: skip
     make_directory(path.parent)
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb")

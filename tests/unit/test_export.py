@@ -469,6 +469,25 @@ def test_nothing_is_removed_but_what_an_export_writes_in_its_own_directory(
     assert before - set(tmp_path.rglob("*")) == {hour / f"{name}.parquet", hour / f"{name}.tmp"}
 
 
+@pytest.mark.parametrize("linked", ["history", "history/_chunks", "history/date=*"])
+def test_nothing_is_written_where_a_link_in_the_directory_leads(
+    store: Store, database: Database, tmp_path: Path, linked: str
+) -> None:
+    add(store, 1, 10)
+    real, out, elsewhere = tmp_path / "real", tmp_path / "out", tmp_path / "elsewhere"
+    for path in (real, elsewhere):
+        path.mkdir()
+    out.symlink_to(real)
+    Export(out).add(database.url, None, None, quiet)
+    add(store, 11, 20)
+    (place,) = real.glob(linked)
+    place.rename(tmp_path / "moved")
+    place.symlink_to(elsewhere)
+    with pytest.raises(ExportError, match=f"{real}/history.* leads by a symbolic link to {elsewhere}"):
+        Export(out).add(database.url, None, None, quiet)
+    assert list(elsewhere.iterdir()) == []
+
+
 def run(*arguments: object) -> Result:
     return CliRunner().invoke(command, [str(argument) for argument in arguments], env={"ROOST_CONFIG": None})
 
