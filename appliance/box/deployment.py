@@ -315,7 +315,7 @@ def check_local_connect(plan: Plan, net: Network) -> Iterator[Outcome]:
 
 
 def check_pins(pin_dir: Path) -> Iterator[Outcome]:
-    """The pins lie on a bpffs, and on one that does not end with this process."""
+    """The pins lie on a bpffs, on one that does not end with this process, and in which others do not write."""
     name, kind = f"pins below {pin_dir}", mounts.kind_of(pin_dir)
     if mounts.ends_with_this_process(pin_dir):
         problem = "mounted for this process alone: what is pinned there ends with it, and all that sleeps"
@@ -328,6 +328,9 @@ def check_pins(pin_dir: Path) -> Iterator[Outcome]:
     if kind == "bpf" and not os.access(above, os.W_OK | os.X_OK):
         elsewhere, fix = f"{above} cannot be written to", "run as root, or: mount -o remount,rw /sys/fs/bpf"
     yield outcome("store", name, Need.REQUIRED, elsewhere, fix, "on a bpffs")
+    if kind == "bpf":  # whoever makes the directory first keeps the daemon from starting
+        opened = None if not above.stat().st_mode & 0o022 else f"others may write to {above}"
+        yield outcome("store", "where they lie", Need.ADVISED, opened, f"chmod 0700 {above}", "ours alone")
 
 
 def check_database(database: Path) -> Iterator[Outcome]:

@@ -256,7 +256,7 @@ def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_wa
         monkeypatch.setattr(mounts, "ends_with_this_process", lambda _: private)
         right = os.F_OK if kind == "read-only" else os.W_OK | os.X_OK
         monkeypatch.setattr(os, "access", lambda path, mode: path == Path("/sys/fs/bpf") and mode in (os.F_OK, right))
-        (told,) = deployment.check_pins(Path("/sys/fs/bpf/roost/main"))
+        told = next(deployment.check_pins(Path("/sys/fs/bpf/roost/main")))
         return told.present, told.fix
 
     assert check("bpf", False)[0]
@@ -265,6 +265,17 @@ def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_wa
         present, told = check(kind, private)
         assert not present
         assert fix in told
+
+
+def test_a_bpffs_in_which_others_may_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could make the directory of the pins, and no daemon would start."""
+    monkeypatch.setattr(mounts, "kind_of", lambda _: "bpf")
+    monkeypatch.setattr(mounts, "ends_with_this_process", lambda _: False)
+    for mode, present in ((0o700, True), (0o1777, False), (0o770, False)):
+        tmp_path.chmod(mode)
+        _, told = deployment.check_pins(tmp_path / "roost" / "main")
+        assert (told.present, told.need) == (present, Need.ADVISED)
+        assert present or told.fix == f"chmod 0700 {tmp_path}"
 
 
 def test_a_database_in_a_volatile_or_open_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
