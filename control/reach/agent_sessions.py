@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +33,8 @@ class Session:
 
 
 class AgentSessions:
-    """All of it runs in one event loop, but for `hear`. say: sends a message to the agent of a client, by its name."""
+    """All of it runs in one event loop, but for `hear` and `closing`. say: sends a message to the agent of a client, by
+    its name."""
 
     def __init__(self, engine: EnginePort, arrivals: Arrivals, links: DaemonLinks, say: Say) -> None:
         self._engine = engine
@@ -52,6 +53,11 @@ class AgentSessions:
     def forget(self, key: bytes) -> None:
         """It has come to nothing."""
         self._sessions.pop(key, None)
+
+    def closing(self, clients: Container[str]) -> list[Command]:
+        """What closes the data connections for these clients; from any thread."""
+        return [Command(op=Op.CLOSE, cause=Cause.COMMAND, key=key) for key, session in [*self._sessions.items()]
+                if session.client in clients]  # fmt: skip
 
     def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of transitions (TransitionsPort.listen)."""

@@ -443,17 +443,19 @@ class Agents:
         return len(strays)
 
     def forget_withdrawn(self) -> int:
-        """Close the connections of agents that may not speak for a client any more that they spoke for; how many. The
-        names that no agent may speak for are forgotten. One whose token is not known is closed when it next speaks or
-        is wanted. Raises RegistryError."""
-        withdrawn = dict[int, Command]()
+        """Close the connections of agents that may not speak for a client any more that they spoke for, how many, and
+        the data connections for that client. The names that no agent may speak for are forgotten. One whose token is
+        not known is closed when it next speaks or is wanted. Raises RegistryError."""
+        withdrawn, names = dict[int, Command](), set[str]()
         for name, named in self._registry.all().items():
             if not (known := may_be_spoken_for(self._settings, name)):
                 self._registry.remove(name)
             withdrawn_token = any(named.token) and not may_speak_for(self._settings, name, named.token)
-            if named.connected and (withdrawn_token or not known):
-                withdrawn[named.id] = _close(named)
-        self._engine.submit([*withdrawn.values()])
+            if withdrawn_token or not known:
+                names.add(name)
+                if named.connected:
+                    withdrawn[named.id] = _close(named)
+        self._engine.submit([*withdrawn.values(), *self._sessions.closing(names)])
         return len(withdrawn)
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from control.core.errors import OperationError
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach import agents, attach_request, daemon_links
+from control.reach.agent_sessions import Session
 from control.reach.attach_request import AttachRequest
 from control.reach.daemon_links import Link
 from control.reach.reach import Reach
@@ -200,8 +201,12 @@ def test_a_reload_closes_agents_whose_token_is_withdrawn_and_forgets_what_no_age
             await daemon.registered(7, "camera-1", "camera-2")
             await daemon.registered(8, "door")
             await daemon.registered(9, "meter-1", token="kept")
+            for number, client in ((20, "camera-1"), (21, "door"), (22, "meter-1")):
+                daemon.agents._sessions.add(key(number).pack(), Session("nonce", client))
             await daemon.reach.take_over(parse(SERVICE + both))
-            assert sorted(daemon.closed()) == [7, 8]
+            closed = [command for command in engine.commands if command.op == Op.CLOSE]
+            assert sorted(command.id for command in closed if command.id) == [7, 8]
+            assert {command.key for command in closed if not command.id} == {key(20).pack(), key(21).pack()}
             assert daemon.spoken_for() == {"camera-1": False, "camera-2": False, "meter-1": True}
             engine.commands.clear()
             daemon.link(10, hello("camera-1"))
