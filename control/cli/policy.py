@@ -111,17 +111,21 @@ def show(name: str, daemon: Client, as_json: bool) -> None:
 @command.command("history")
 @click.argument("name", metavar="[NAME]", required=False)
 @click.option("--limit", type=click.IntRange(0, 100_000), default=100, show_default=True, help="The last changes.")
+@click.option(
+    "--before", type=click.IntRange(1), metavar="VERSION", help="Only those of earlier versions than this one."
+)
 @daemon_options
 @json_option
-def history(name: str | None, limit: int, daemon: Client, as_json: bool) -> None:
+def history(name: str | None, limit: int, before: int | None, daemon: Client, as_json: bool) -> None:
     """The changes, the newest last: of one rule, or of all.
 
     \b
     Example:
       roost policy history
       roost policy history cellular --limit 5
+      roost policy history --before 130
     """
-    rows = daemon.get("/v1/policy/history", limit=limit, rule=name)
+    rows = daemon.get("/v1/policy/history", limit=limit, rule=name, before=before)
     if as_json:
         print_json(rows)
     else:

@@ -242,9 +242,11 @@ class Calls:
         return Call("GET", path_of("policy", "explain"), {"client": client, "service": service, "server": server})
 
     @Asks
-    def rule_changes(self, limit: int | None = None, rule: str = "") -> Call[list[an.RuleChange]]:
-        """The last changes, oldest first."""
-        return Call("GET", path_of("policy", "history"), {"limit": limit, "rule": rule})
+    def rule_changes(
+        self, limit: int | None = None, rule: str = "", before: int | None = None
+    ) -> Call[list[an.RuleChange]]:
+        """The last changes, oldest first. before: a version, the changes of earlier ones."""
+        return Call("GET", path_of("policy", "history"), {"limit": limit, "rule": rule, "before": before})
 
     def _edit(self, why: str, seen: int | None) -> dict[str, object]:
         return {"who": self.who, "why": why, "seen": seen}
