@@ -291,10 +291,10 @@ class Frontend:
             return
         source, refusal = source_of(address), None
         full = len(self._calls) >= self._settings.max_handshakes
-        if not self._settings.may_attach(address):
-            refusal = BEYOND
-        elif not self._is_of_its_networks(address):
+        if not self._is_of_its_networks(address):
             refusal = UNLISTED
+        elif not self._settings.may_attach(address):
+            refusal = BEYOND
         elif full and not (self._settings.makes_room and self._make_room()):
             refusal = OVERLOADED
         elif not self._asking.begin(source):

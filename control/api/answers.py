@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import ExitStack, aclosing
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +21,8 @@ from control.api.upgrade import relay as relay_bytes
 from control.store.tokens import TokenRow
 
 log = logging.getLogger("roost.api")
+
+NOT_GOOD: Final = "the token is not good (any more)"
 
 
 Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
@@ -105,18 +107,22 @@ class Switched(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it, but for the success, which is behind its back."""
-        connection = self._switch.connection
-        stream = asyncio.ensure_future(self._stream())
+        lost = self._switch.connection.lost
+        stream, over = asyncio.ensure_future(self._stream()), asyncio.ensure_future(self._over())
         with self._ending, self._switch.ending:
             try:
-                await asyncio.wait({stream, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({stream, over, lost}, return_when=asyncio.FIRST_COMPLETED)
                 if self._begun:  # it has the connection, and ends with it
-                    await asyncio.wait({stream})
+                    await asyncio.wait({stream, over}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                if stream.cancel():
-                    await asyncio.wait({stream})
+                # What waits in buffers is not for one that may not ask any more, nor of it: nothing is flushed.
+                was_over = not over.cancel()
+                stream.cancel()
+                await asyncio.wait({stream, over})
             failed = None if stream.cancelled() else stream.exception()
-            if isinstance(failed, RefusedError):
+            if was_over and not self._begun:
+                await refusal_of(401, NOT_GOOD)(scope, receive, send)
+            elif isinstance(failed, RefusedError):
                 await refusal_of(failed.status, str(failed))(scope, receive, send)
             elif failed is not None and not isinstance(failed, OSError):
                 raise failed
@@ -126,10 +132,7 @@ class Switched(Response):
             self._begun = True
             self._ending.close()
             client[1].write(self._switch.connection.switching)
-            over = asyncio.ensure_future(self._over())
-            await until_any(relay_bytes(client, server), over)
-            if not over.cancelled():  # what waits in buffers is not for this one any more, nor of it
-                raise ConnectionAbortedError
+            await relay_bytes(client, server)
 
 
 async def _has_left(receive: Receive) -> None:

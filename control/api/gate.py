@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import ExitStack, suppress
 from typing import Final, NamedTuple
 
@@ -13,7 +14,7 @@ from starlette.requests import HTTPConnection
 
 from appliance.bounds import AtOnce, Rates, source_of
 from control.api.access import Access
-from control.api.answers import too_many
+from control.api.answers import NOT_GOOD, too_many
 from control.api.tokens import Tokens, UnreadableError
 from control.core.access import Credential, Role, read_token
 from control.core.logs import about
@@ -66,7 +67,7 @@ class Gate:
             if wait:
                 raise too_many("too many requests without a good token came from this address", wait)
             self._failures.take(source)
-            what = "the token is not good (any more)" if credential else "a token is needed: Authorization: Bearer …"
+            what = NOT_GOOD if credential else "a token is needed: Authorization: Bearer …"
             raise HTTPException(401, what, {"WWW-Authenticate": "Bearer"})
         if wait := self._requests.wait_s(row.id):
             raise too_many(f'the token "{row.name}" is used too often', wait)
@@ -88,7 +89,7 @@ class Gate:
 
     async def until_bad(self, asking: Asking) -> None:
         """Until the token is revoked, or expires."""
-        while True:
+        while asking.row.is_good(time.time_ns() // 1_000_000):
             await asyncio.sleep(LOOK_S)
             with suppress(UnreadableError):
                 if await self._tokens.find(asking.credential) is None:

@@ -28,7 +28,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from appliance.bounds import AtOnce, Rates, source_of
-from appliance.frontends.target import Name, parse_authority, target_text
+from appliance.frontends.target import parse_authority, target_text
 from control.api.access import ATTACH
 from control.api.upgrade import CONNECTED, EXTENSION, PART, PROTOCOL, SWITCHING, Ends, flushed
 
@@ -64,15 +64,18 @@ BURST_S: Final = 4.0
 """So many seconds' new connections of one source at once."""
 
 HANDSHAKE_S: Final = 10.0
-SHUTDOWN_S: Final = 3.0
+SHUTDOWN_S: Final = CLOSE_S
+"""Of TLS, from its end: what is in the buffers goes out meanwhile."""
+
 SAY_S: Final = 10.0
 """How often it is said that connections are refused, at most."""
 
 
-def _refusal(status: HTTPStatus, why: str) -> bytes:
+def _refusal(status: HTTPStatus, why: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
     """A whole answer, of the form that all refusals have."""
     body = json.dumps({"error": why})
-    head = (f"HTTP/1.1 {status} {status.phrase}", "connection: close", "content-type: application/json",
+    others = (f"{name.decode()}: {value.decode()}" for name, value in fields)
+    head = (f"HTTP/1.1 {status} {status.phrase}", "connection: close", "content-type: application/json", *others,
             f"content-length: {len(body)}", "", "")  # fmt: skip
     return "\r\n".join(head).encode() + body.encode()
 
@@ -85,6 +88,11 @@ NO_UPGRADE: Final = _refusal(HTTPStatus.BAD_REQUEST,
 TOO_MANY: Final = _refusal(HTTPStatus.TOO_MANY_REQUESTS,
                            f"{PIPELINED} requests of this connection wait already: wait for an answer")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
+WANTED_OF_PROXIES: Final = ((b"proxy-authenticate", b"Bearer"), (b"proxy-authenticate", b'Basic realm="roost"'))
+NO_TOKEN: Final = _refusal(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
+                           "a token is needed, once: Proxy-Authorization: Bearer …, or Basic with it as the password",
+                           WANTED_OF_PROXIES)  # fmt: skip
+"""To a CONNECT. Programs that know proxies ask for it: it is no failure, and no change that was refused."""
 
 
 def _token(value: bytes) -> bytes:
@@ -93,7 +101,7 @@ def _token(value: bytes) -> bytes:
     if scheme.lower() != b"basic":
         return value
     try:
-        return b"Bearer " + base64.b64decode(text, validate=True).partition(b":")[2]
+        return b"Bearer " + base64.b64decode(text.strip(), validate=True).partition(b":")[2]
     except ValueError:
         return value
 
@@ -104,8 +112,8 @@ async def _as_proxy(app: Any, scope: Any, receive: Any, send: Any) -> None:
     async def tell(message: Any) -> None:
         if message.get("status") == HTTPStatus.UNAUTHORIZED:
             headers = [field for field in message["headers"] if field[0].lower() != b"www-authenticate"]
-            asked = [(b"proxy-authenticate", way) for way in (b"Bearer", b'Basic realm="roost"')]
-            message = {**message, "status": HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, "headers": [*headers, *asked]}
+            status, headers = HTTPStatus.PROXY_AUTHENTICATION_REQUIRED, [*headers, *WANTED_OF_PROXIES]
+            message = {**message, "status": status, "headers": headers}
         await send(message)
 
     await app(scope, receive, tell)
@@ -236,7 +244,7 @@ class Bounded(_Taking, HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Who wants an upgrade may have said all; the answer is still wanted."""
         self._early_end = self._upgrades
-        return self._upgrades
+        return self._upgrades and self.scheme != "https"  # TLS ends both ways at once
 
     def on_message_begin(self) -> None:
         if self.transport.is_closing():
@@ -276,9 +284,10 @@ class Bounded(_Taking, HttpToolsProtocol):
             target = parse_authority(self.url.decode())
         except ValueError as error:
             self._end(_refusal(HTTPStatus.BAD_REQUEST, str(error)))
-        name = target.text if isinstance(target, Name) else target_text(target)
-        self.url = ATTACH.format(name=quote(name, safe="")).encode()
         given = [(b"authorization", _token(value)) for name, value in self.headers if name == b"proxy-authorization"]
+        if len(given) != 1:
+            self._end(NO_TOKEN)
+        self.url = ATTACH.format(name=quote(target_text(target), safe="")).encode()
         others = [field for field in self.headers if field[0] not in _OF_PROXIES]
         self.headers[:] = [*others, *given, (b"connection", b"upgrade"), (b"upgrade", PROTOCOL)]
         self.switching = CONNECTED
@@ -295,11 +304,12 @@ class Bounded(_Taking, HttpToolsProtocol):
         protocol = asyncio.StreamReaderProtocol(reader)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
-        reader.feed_data(bytes(self._early))
+        self.transport.set_write_buffer_limits(PART)  # TLS's are 512 KiB
+        if not self._early_end:
+            self.transport.resume_reading()
+        reader.feed_data(bytes(self._early))  # which may pause it
         if self._early_end:
             reader.feed_eof()
-        else:
-            self.transport.resume_reading()
         writer = asyncio.StreamWriter(self.transport, protocol, reader, self.loop)
         try:
             yield reader, writer

@@ -8,6 +8,8 @@ on it moves bytes between the two connections, some 64 KiB of each way at most w
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Final, Protocol
@@ -23,6 +25,9 @@ CONNECTED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 PART: Final = 64 * 1024
 CONNECT_S: Final = 5.0
 CLOSE_S: Final = 10.0
+RESETS: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER, by which close() resets the connection."""
+
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -71,14 +76,17 @@ async def attached(ticket: Mapping[str, Any]) -> AsyncIterator[Ends]:
 
 async def flushed(writer: asyncio.StreamWriter) -> None:
     """Close it; what is in its buffer goes out first, within CLOSE_S."""
-    writer.close()
+    writer.transport.set_write_buffer_limits(0)  # of TLS, closing leaves out what the socket has not taken
     with suppress(OSError):  # TimeoutError is one
         async with asyncio.timeout(CLOSE_S):
+            await writer.drain()
+            writer.close()
             await writer.wait_closed()
 
 
 async def relay(client: Ends, server: Ends) -> None:
-    """Bytes both ways, until both ends have ended, or one is gone. What one has said to its end the other is told."""
+    """Bytes both ways, until both ends have ended. What one has said to its end the other is told. Raises OSError: one
+    end is gone, and the other is not to take that for its end."""
     pairs = ((client[0], server[1]), (server[0], client[1]))
     ways = [asyncio.create_task(_copy(*pair)) for pair in pairs]
     both = all(writer.can_write_eof() for _, writer in pairs)  # else TLS is spoken, which ends both ways at once
@@ -88,6 +96,12 @@ async def relay(client: Ends, server: Ends) -> None:
         for way in ways:
             way.cancel()
         await asyncio.wait(ways)
+    for way in ways:
+        if not way.cancelled() and (error := way.exception()) is not None:
+            for _, writer in pairs:
+                with suppress(OSError):
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
+            raise error
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

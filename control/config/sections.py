@@ -324,7 +324,8 @@ class Attach(Section):
         'alone, since with `auth = "none"` whoever reaches them reaches every client',
     )
     networks: tuple[AddressRange, ...] = Field(
-        (), description="servers come from these networks alone, others are refused (403); empty: from anywhere"
+        (),
+        description="servers come to `listen` from these networks alone, others are refused (403); empty: from any",
     )
     protocols: tuple[Literal["connect", "socks5"], ...] = Field(
         ("connect", "socks5"), min_length=1, description="what is served; the first byte of a connection tells which"

@@ -72,7 +72,7 @@ class Tickets:
 
     async def offer(self, name: str) -> dict[str, Any]:
         """Where to connect to reach a client: its number, ``client-address:port``, or name with its domain, also of one
-        that is not connected. Raises OperationError."""
+        that is not connected, and perhaps ``:port``, at which it is dialled. Raises OperationError."""
         located, target = await self._find(name)
         return {
             "id": located.id or None if located else None,
@@ -101,13 +101,14 @@ class Tickets:
         return {"address": f"{_HOST}:{self._at[1]}", "authority": f"{ticket}:{_PORT}", "good_s": GOOD_S}
 
     async def _find(self, name: str) -> tuple[Located | None, Target]:
+        target = _target(name)
         try:
-            located = await asyncio.to_thread(self._locator.locate, name)
+            located = await asyncio.to_thread(self._locator.locate, target.text if isinstance(target, Name) else name)
         except OperationError as error:
-            if error.status != 404 or SCOPE.get() is not None or (target := _target(name)) is None:
+            if error.status != 404 or SCOPE.get() is not None or target is None:
                 raise
             return None, target
-        return located, _target(name) or Address(unpack_address(located.key.client), located.key.client_port)
+        return located, target or Address(unpack_address(located.key.client), located.key.client_port)
 
     def is_of(self, fd: int) -> bool:
         """Whether the socket of a server came by a ticket. From any thread."""

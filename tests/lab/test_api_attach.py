@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from appliance.lab import Lab, wait_until
+from control.api.upgrade import RESETS
 from tests.certificates import make_certificate
 from tests.lab.api_lab import ApiLab
 from tests.lab.engine_lab import receive
@@ -175,12 +176,24 @@ def test_who_leaves_before_the_answer_has_no_client(box: ApiLab, how: str) -> No
     assert receive(client, 4) == b"mine"
 
 
+def test_where_a_client_is_gone_its_server_does_not_take_that_for_an_end(box: ApiLab) -> None:
+    client, address = asleep(box)
+    server = Upgraded(box, "operator", address, b"hello")
+    assert receive(client, 5) == b"hello"
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESETS)
+    client.close()
+    with pytest.raises(ConnectionResetError):
+        server.sock.recv(1)
+
+
 def test_what_cannot_be_had_is_said(box: ApiLab) -> None:
     absent = Upgraded(box, "operator", "nobody.roost")
     assert (absent.status, b"no such client connection" in absent.rest()) == (404, True)
     _, address = box.client()
     assert box.ask("operator", "PUT", f"/v1/connections/{address}/name", {"name": "gone"})[0] == 200
     box.daemon.act(address, "close")
+    offered = box.ask("operator", "POST", "/v1/connections/gone.roost:443/attach")
+    assert (offered[0], offered[1]["target"]) == (200, "gone.roost:443")
     left = Upgraded(box, "operator", "gone.roost")
     assert (left.status, b"the client of this name is not connected" in left.rest()) == (502, True)
     assert Upgraded(box, "operator", "4711").status == 404
@@ -274,6 +287,18 @@ def test_a_connect_becomes_the_byte_stream_to_a_client(box: ApiLab, scheme: str)
         assert receive(server.sock, 6) == b"answer"
         server.sock.close()
         wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
+        told = [row["target"] for row in box.daemon.get("/v1/attaches") if row["client"] == address]
+        assert told[-1] == authority, "a client that must be dialled is at that port"
+
+
+def test_programs_that_ask_for_credentials_first_are_told_each_time(box: ApiLab) -> None:
+    """As those do that know proxies: more often than a source may send tokens that are not good."""
+    _, address = asleep(box)
+    for _ in range(15):
+        assert Upgraded(box, "operator", "", head=f"CONNECT {address} HTTP/1.1\r\nHost: x\r\n\r\n").status == 407
+    assert Upgraded(box, "operator", "", head=asking(box, address)).status == 200
+    twice = asking(box, address).replace("Proxy-", "Proxy-Authorization: Bearer x\r\nProxy-", 1)
+    assert Upgraded(box, "operator", "", head=twice).status == 407
 
 
 def test_a_connect_reaches_what_its_token_may_and_is_refused_as_by_a_proxy(box: ApiLab) -> None:
@@ -325,3 +350,16 @@ def test_by_tls(tmp_path: Path) -> None:
             client.shutdown(socket.SHUT_WR)
             assert receive(server.sock, 3) == b"bye"
             assert server.sock.recv(1) == b""
+
+            lab.space("box").sysctl("net.ipv4.tcp_wmem", "4096 16384 65536")  # it takes little that is not read
+            slow_client, address = asleep(box)
+            slow = Upgraded(box, "operator", address, tls=tls)
+            slow.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            big = os.urandom(700_000)
+            slow_client.sendall(big)
+            slow_client.close()
+            got = bytearray()
+            while data := slow.sock.recv(8192):  # 130 KB a second: it has all of them long after the client's end
+                got += data
+                time.sleep(len(data) / 130_000)
+            assert bytes(got) == big

@@ -214,6 +214,36 @@ def test_a_stream_whose_token_is_revoked_ends_whoever_does_not_read(
     asyncio.run(scene())
 
 
+def test_a_token_that_is_revoked_while_its_client_is_waited_for_has_no_client() -> None:
+    async def scene() -> None:
+        asked, revoked, gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            asked.set()
+            assert await reader.read() == b"", "the client has what was said behind the request"
+            gone.set()
+            writer.close()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            host, port = attaches.sockets[0].getsockname()
+            ticket = {"address": f"{host}:{port}", "authority": "x:1"}
+            switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
+            await Switched(switch, revoked.wait, ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+
+        attaches = await asyncio.start_server(daemon, "127.0.0.1", 0)
+        async with attaches, served(app) as (port, _), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n\r\nopen")
+            await asked.wait()
+            revoked.set()
+            assert b" 401 " in await reader.readline()
+            await gone.wait()
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
 async def fill(writer: asyncio.StreamWriter, full: asyncio.Event) -> None:
     """Until nothing of it is taken for a while, or the connection is gone."""
     with suppress(ConnectionError):
