@@ -328,7 +328,7 @@ def check_pins(pin_dir: Path) -> Iterator[Outcome]:
     if kind == "bpf" and not os.access(above, os.W_OK | os.X_OK):
         elsewhere, fix = f"{above} cannot be written to", "run as root, or: mount -o remount,rw /sys/fs/bpf"
     yield outcome("store", name, Need.REQUIRED, elsewhere, fix, "on a bpffs")
-    if kind == "bpf":  # whoever makes the directory first keeps the daemon from starting
+    if kind == "bpf":  # a directory of another user there keeps the daemon from starting
         opened = None if not above.stat().st_mode & 0o022 else f"others may write to {above}"
         yield outcome("store", "where they lie", Need.ADVISED, opened, f"chmod 0700 {above}", "ours alone")
 
