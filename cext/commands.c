@@ -9,7 +9,7 @@
 #include "loop.h"
 #include "cext/life/next.h"
 
-#define COMMANDS_NS 100000 /* a turn: packets wait for as long. Twice that buys 3 % more commands a second */
+#define COMMANDS_NS 100000 /* a turn: packets wait for as long */
 
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {

@@ -98,7 +98,7 @@ class Relayed(Response):
 class Switched(Response):
     """The byte stream to a client, until it ends, or `over` does; or an error. ending: of what goes before it."""
 
-    def __init__(self, switch: Switch, over: Callable[[], Coroutine[Any, Any, None]], ending: ExitStack) -> None:
+    def __init__(self, switch: Switch, over: Coroutine[Any, Any, None], ending: ExitStack) -> None:
         super().__init__(status_code=101)
         self._switch = switch
         self._over = over
@@ -108,7 +108,7 @@ class Switched(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it, but for the success, which is behind its back."""
         lost = self._switch.connection.lost
-        stream, over = asyncio.ensure_future(self._stream()), asyncio.ensure_future(self._over())
+        stream, over = asyncio.ensure_future(self._stream()), asyncio.ensure_future(self._over)
         with self._ending, self._switch.ending:
             try:
                 await asyncio.wait({stream, over, lost}, return_when=asyncio.FIRST_COMPLETED)

@@ -102,7 +102,7 @@ def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoin
             if isinstance(body, bytes):
                 return Response(body, status, headers)
             if isinstance(body, Switch):
-                return Switched(body, partial(gate.until_bad, asking), ending.pop_all())
+                return Switched(body, gate.until_bad(asking), ending.pop_all())
             return Relayed(status, headers, body, gate.until_bad(asking), ending.pop_all())
 
     return answer

@@ -88,7 +88,7 @@ class Gate:
             raise HTTPException(503, "the database cannot be read, where tokens are", {"Retry-After": "5"}) from None
 
     async def until_bad(self, asking: Asking) -> None:
-        """Until the token is revoked, or expires."""
+        """Until the token is revoked, or expires: that also while the database cannot be read."""
         while asking.row.is_good(time.time_ns() // 1_000_000):
             await asyncio.sleep(LOOK_S)
             with suppress(UnreadableError):

@@ -89,9 +89,11 @@ TOO_MANY: Final = _refusal(HTTPStatus.TOO_MANY_REQUESTS,
                            f"{PIPELINED} requests of this connection wait already: wait for an answer")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
 WANTED_OF_PROXIES: Final = ((b"proxy-authenticate", b"Bearer"), (b"proxy-authenticate", b'Basic realm="roost"'))
-NO_TOKEN: Final = _refusal(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
-                           "a token is needed, once: Proxy-Authorization: Bearer …, or Basic with it as the password",
-                           WANTED_OF_PROXIES)  # fmt: skip
+TOKEN_WANTED: Final = _refusal(
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
+    "a token is needed, once: Proxy-Authorization: Bearer …, or Basic with it as the password",
+    WANTED_OF_PROXIES,
+)
 """To a CONNECT. Programs that know proxies ask for it: it is no failure, and no change that was refused."""
 
 
@@ -286,7 +288,7 @@ class Bounded(_Taking, HttpToolsProtocol):
             self._end(_refusal(HTTPStatus.BAD_REQUEST, str(error)))
         given = [(b"authorization", _token(value)) for name, value in self.headers if name == b"proxy-authorization"]
         if len(given) != 1:
-            self._end(NO_TOKEN)
+            self._end(TOKEN_WANTED)
         self.url = ATTACH.format(name=quote(target_text(target), safe="")).encode()
         others = [field for field in self.headers if field[0] not in _OF_PROXIES]
         self.headers[:] = [*others, *given, (b"connection", b"upgrade"), (b"upgrade", PROTOCOL)]

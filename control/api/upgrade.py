@@ -2,7 +2,7 @@
 """A request that becomes the byte stream to a client: POST /v1/connections/ID/attach with `Upgrade: roost`, or CONNECT.
 
 The daemon gives a ticket (control/reach/tickets.py), with which this process connects to it like any server; from then
-on it moves bytes between the two connections, some 64 KiB of each way at most waiting here.
+on it moves bytes between the two connections, some 256 KiB of each way at most waiting here.
 """
 
 from __future__ import annotations

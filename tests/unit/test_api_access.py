@@ -30,7 +30,7 @@ from control.api.upstream import AwayError, Upstream
 from control.channel.api import make_app as make_local_app
 from control.channel.operations import Operations
 from control.channel.parameters import ACTIONS
-from control.core.access import FROM, REFUSED, WHO, Role, new_token
+from control.core.access import FROM, REFUSED, WHO, Role, new_token, read_token
 from control.store.tokens import TokenRow
 
 FILES = read_files()
@@ -106,6 +106,25 @@ class Box:
 @pytest.fixture
 def box() -> Box:
     return Box()
+
+
+def test_an_answer_that_goes_on_ends_with_its_tokens_time_though_the_database_cannot_be_read(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "LOOK_S", 0.01)
+    box.problem = OperationalError("SELECT", {}, Exception("the disk is gone"))
+    expiring = box.rows[Role.VIEWER]._replace(expires_at=time.time_ns() // 1_000_000 + 200)
+
+    async def work() -> None:
+        credential = read_token(box.texts[Role.VIEWER])
+        assert credential is not None
+        with pytest.raises(kept.UnreadableError):
+            await box.tokens.find(credential)
+        async with asyncio.timeout(10):
+            await gate.Gate(box.tokens, 1).until_bad(gate.Asking(expiring, credential))
+        assert not expiring.is_good(time.time_ns() // 1_000_000)
+
+    asyncio.run(work())
 
 
 def path_of(access: Access) -> str:

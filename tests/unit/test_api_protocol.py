@@ -197,7 +197,7 @@ def test_a_stream_whose_token_is_revoked_ends_whoever_does_not_read(
             host, port = attaches.sockets[0].getsockname()
             ticket = {"address": f"{host}:{port}", "authority": "x:1"}
             switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
-            await Switched(switch, revoked.wait, ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+            await Switched(switch, revoked.wait(), ExitStack())(scope, receive, send)  # type: ignore[arg-type]
             over.set()
 
         attaches = await asyncio.start_server(daemon, "127.0.0.1", 0, limit=1024)
@@ -229,7 +229,7 @@ def test_a_token_that_is_revoked_while_its_client_is_waited_for_has_no_client() 
             host, port = attaches.sockets[0].getsockname()
             ticket = {"address": f"{host}:{port}", "authority": "x:1"}
             switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
-            await Switched(switch, revoked.wait, ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+            await Switched(switch, revoked.wait(), ExitStack())(scope, receive, send)  # type: ignore[arg-type]
 
         attaches = await asyncio.start_server(daemon, "127.0.0.1", 0)
         async with attaches, served(app) as (port, _), asyncio.timeout(10):

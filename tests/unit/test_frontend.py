@@ -439,7 +439,13 @@ def test_servers_of_other_networks_than_those_that_are_listed_are_refused_in_the
         assert (await rig.ask(GREETING, SOCKS))[:4] == b"\x05\x00\x05\x02"
         assert (await rig.ask(CONNECT, source="127.0.0.2")).startswith(b"HTTP/1.1 404 ")
 
-    run(FakeAttacher(ENOENT), work, networks=[ip_network("127.0.0.2/31"), ip_network("fd00::/8")])
+    def may_attach(address: str) -> bool:
+        """Those of other networks take nothing from a limit, and are told of none."""
+        assert address == "127.0.0.2"
+        return True
+
+    networks = [ip_network("127.0.0.2/31"), ip_network("fd00::/8")]
+    run(FakeAttacher(ENOENT), work, networks=networks, may_attach=may_attach)
 
 
 def test_who_is_refused_and_does_not_leave_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
