@@ -25,7 +25,7 @@ from control.config import Config, Service
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
 from control.core.ports import RulesPort
-from control.policy.cascade import NO_GROUPS, Compiled, TooManyError, compile_rules, givers
+from control.policy.cascade import NO_GROUPS, POLICIES_MAX, Compiled, TooManyError, compile_rules, givers
 from control.policy.rules import GROUPS_MAX, NOBODY, Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
@@ -170,10 +170,13 @@ class Rules:
             self._holders = {names: of for names, of in sets.items() if of and names in self.groups} | self._holders
             if new := {names: of for names, of in sets.items() if names and names not in self.groups}:
                 fitting = self._fitting(new)
-                self._add_groups(dict(zip(fitting, self._free_numbers(), strict=False)))
+                wrong = self._add_groups(fitting)
+                if wrong and len(services := set(fitting.values())) > 1:  # what is wrong of one keeps no other's out
+                    for one in services:
+                        self._add_groups({names: of for names, of in fitting.items() if of == one})
                 self._holders |= {names: of for names, of in fitting.items() if names in self.groups}
                 if left := [names for names in new if names not in self.groups]:
-                    self._note_shortage(self._held(), left[-1])
+                    self._note_shortage(wrong or self._told_held(self._held(), GROUPS_MAX), left[-1])
             return {names: self.groups.get(names, 0) for names in sets}
 
     def holds(self, names: frozenset[str]) -> bool:
@@ -181,24 +184,30 @@ class Rules:
         return names in self._holders
 
     def _fitting(self, new: Mapping[frozenset[str], int]) -> dict[frozenset[str], int]:
-        """Those of new sets for which there is room: of half of all numbers each service has a share to itself, so that
-        tags of one, which its servers may give, leave some to the others."""
-        services = [number for number, service in self._configured()[0].items() if service.kind != "agents"]
-        share = GROUPS_MAX // 2 // len(services) if len(services) > 1 else 0
-        held, fitting = Counter(self._holders.get(names, 0) for names in self.groups), dict[frozenset[str], int]()
+        """Those of new sets for which there is room."""
+        held, fitting = self._held(), dict[frozenset[str], int]()
         for names, of in new.items():
-            for_others = sum(max(share - held[other], 0) for other in services if other != of)
-            if held.total() + for_others < GROUPS_MAX:
+            if self._leaves_shares(held + Counter([of]), GROUPS_MAX, of):
                 fitting[names] = of
                 held[of] += 1
         return fitting
 
-    def _held(self) -> str:
-        """How many there are, and which service has most of them."""
+    def _leaves_shares(self, held: Counter[int], most: int, of: int) -> bool:
+        """Whether what services hold leaves each but `of` its share: of half of `most` each has one to itself, so that
+        tags of one, which its servers may give, leave some to the others."""
+        services = [number for number, service in self._configured()[0].items() if service.kind != "agents"]
+        share = most // 2 // len(services) if len(services) > 1 else 0
+        return held.total() + sum(max(share - held[other], 0) for other in services if other != of) <= most
+
+    def _held(self) -> Counter[int]:
+        return Counter(self._holders.get(names, 0) for names in self.groups)
+
+    def _told_held(self, held: Counter[int], most: int) -> str:
+        """How many there may be, and which service has most of them."""
         services = self._configured()[0]
-        ((most, count),) = Counter(self._holders.get(names, 0) for names in self.groups).most_common(1) or [(0, 0)]
-        whose = f', a share of them for each service; "{services[most].name}" has {count}' if most in services else ""
-        return f"{GROUPS_MAX} at most{whose}"
+        ((which, count),) = held.most_common(1) or [(0, 0)]
+        whose = f', a share of them for each service; "{services[which].name}" has {count}' if which in services else ""
+        return f"{most:,} at most{whose}"
 
     def _free_numbers(self) -> list[int]:
         """In turn, and none in which the engine has a connection: it would be in the new group."""
@@ -206,25 +215,33 @@ class Rules:
         every = [*range(self._number + 1, GROUPS_MAX + 1), *range(1, self._number + 1)]
         return [number for number in every if number not in taken]
 
-    def _add_groups(self, new: Mapping[frozenset[str], int]) -> None:
-        """While the lock is held. What the engine has no room for is not added, and stays as it is."""
+    def _add_groups(self, new: Mapping[frozenset[str], int]) -> str:
+        """While the lock is held; why not. What there is no room for is not added, and all stays as it is. new: each
+        with the number of the service of a client that has it."""
         services, config = self._configured()
-        wanted = {**self.groups, **new}
-        if not new:
-            return
+        numbers = dict(zip(new, self._free_numbers(), strict=False))
+        if not numbers:
+            return ""
+        wanted = {**self.groups, **numbers}
         try:
             compiled = compile_rules(self.state.rules, services, config, wanted)
+            first = {entry.policy: entry.group for entry in reversed(compiled.entries)}
+            holder = {number: new.get(names, self._holders.get(names, 0)) for names, number in wanted.items()}
+            sets = Counter(holder[group] for group in first.values() if group)
+            most = POLICIES_MAX - len(first) + sets.total()
+            if not all(self._leaves_shares(sets, most, of) for of in new.values()):
+                return f"different sets of values, with them: {self._told_held(sets, most)}"
             self._tell(compiled)
         except (TooManyError, OperationError) as error:
-            self._note_shortage(str(error), next(iter(new)))
-            return
+            return str(error)
         try:
             self._write_groups(wanted)
         except OperationError:
             self._apply()
             raise
-        self.groups, self._number = wanted, list(new.values())[-1]
+        self.groups, self._number = wanted, list(wanted.values())[-1]
         self._note(self._problems(self.state.rules, compiled, {}))
+        return ""
 
     def _write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
         try:

@@ -252,6 +252,27 @@ def test_no_service_takes_the_groups_of_the_others(names: Names) -> None:
     assert [*numbers.values()].count(0) == 70 - GROUPS_MAX // 4
 
 
+def test_no_service_takes_the_sets_of_values_of_the_others(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group has as many as there are networks with values of their own at all services that its rules are for."""
+    names.close()
+    for one in range(4):
+        names.box.set(f"net{one}", network=f"10.{one}.0.0/16", idle_quiet=50 + one)
+    for one in range(12):
+        names.box.set(f"r{one}", tag=f"t{one}", active_quiet=100 + one)
+    most = len(names.rig.engine.policies) + 80
+    monkeypatch.setattr(rules, "POLICIES_MAX", most)
+    ours, theirs = [[frozenset({f"r{one} tag=t{one}"}) for one in several] for several in (range(9), range(9, 12))]
+    numbers = [names.box.rules.group_numbers({one: 1})[one] for one in ours]
+    assert numbers.count(0) == 3, "ten sets for each: one more would be of the share of the others"
+    (problem,) = names.box.rules.problems
+    said = 'different sets of values, with them: 80 at most, a share of them for each service; "line" has 70'
+    assert f"({said})" in problem.text
+    both = names.box.rules.group_numbers({**dict.fromkeys(ours, 1), theirs[0]: 2})
+    assert both[theirs[0]], "what there is no room for of one service keeps no other's out"
+    assert 0 not in [names.box.rules.group_numbers({one: 2})[one] for one in theirs[:2]]
+    assert len(names.rig.engine.policies) == most
+
+
 def test_which_service_has_a_group_is_known_of_its_clients_after_a_restart_too(names: Names) -> None:
     names.rig.engine.add(key(9), 9, State.IDLE).record = record(key(9), 9, service=2)
     names.name("door-9", 9)
