@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from appliance.box.links import beneath
 from appliance.wire import ServerAddress, endpoint_text
 
 _SIOCGIFCONF: Final = 0x8912  # include/uapi/linux/sockios.h
@@ -43,13 +44,16 @@ def heard_by_clients(
     listen: Iterable[ServerAddress], interfaces: Sequence[str], owner: Callable[[str], str | None] | None = None
 ) -> str:
     """The first of these addresses that clients who come by one of the interfaces reach, and by which they do: "...,
-    which clients on wan0 reach, too"; empty: none. The loopback interface is the machine's own. owner: the interface of
-    an address, where that is known."""
+    which clients on wan0 reach, too"; empty: none. A client of a VLAN of an interface comes by it, too, and one by the
+    port of a bridge or a bond. The loopback interface is the machine's own. owner: the interface of an address, where
+    that is known. Raises OSError."""
     clients = [name for name in interfaces if name != "lo"]
     owner = owner or owners().get
     for one in listen:
         anywhere = ipaddress.ip_address(one[0]).is_unspecified
-        heard = clients[0] if anywhere and clients else owner(str(ipaddress.ip_address(one[0])))
-        if heard in clients:
-            return f"{endpoint_text(one)}, which clients on {heard} reach, too"
+        own = owner(str(ipaddress.ip_address(one[0])))
+        heard = set(clients) if anywhere else {own, *beneath(own)} if own else set()
+        for client in clients:
+            if client in heard:
+                return f"{endpoint_text(one)}, which clients on {client} reach, too"
     return ""

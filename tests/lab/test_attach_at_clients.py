@@ -50,6 +50,19 @@ def test_an_address_that_comes_later_on_their_interface_waits_for_a_word(empty_l
             ip(empty_lab, "box", "address", "del", f"{LATE}/32", "dev", "wan0")
 
 
+@pytest.mark.parametrize("made", ["link wan0 type macvlan", "type bridge"])
+def test_it_is_refused_on_what_frames_come_to_by_the_clients_interface(empty_lab: Lab, made: str) -> None:
+    ip(empty_lab, "box", "link", "add", "name", "above", *made.split())
+    try:
+        if made == "type bridge":
+            ip(empty_lab, "box", "link", "set", "wan0", "master", "above")
+        ip(empty_lab, "box", "address", "add", f"{LATE}/32", "dev", "above")
+        with pytest.raises(DaemonError, match=f"{LATE}:3128, which clients on wan0 reach, too"):
+            empty_lab.daemon(config_of(empty_lab, f"{LATE}:3128"), start=False).start()
+    finally:
+        ip(empty_lab, "box", "link", "del", "above")
+
+
 def test_the_interface_of_each_address_is_found_without_netlink(empty_lab: Lab) -> None:
     ip(empty_lab, "box", "address", "add", f"{LATE}/32", "dev", "wan0", "label", "wan0:late")
     try:

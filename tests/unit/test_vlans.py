@@ -10,8 +10,10 @@ from typing import cast
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
+from appliance.box import links as box_links
 from appliance.box import vlans as box_vlans
-from appliance.box.vlans import Vlan, parse, vlans
+from appliance.box.links import beneath, links, parse
+from appliance.box.vlans import Vlan, vlans, vlans_of
 from appliance.engine import Engine, EngineError
 from control.daemon import vlans as told_vlans
 from control.daemon.vlans import Vlans
@@ -34,21 +36,37 @@ def link(index: int, kind: str = "veth", master: int = 0, on: int = 0, vlan: tup
     return bytes(message.data)
 
 
+PORTS = (link(2, master=8), link(3, master=8), link(8, "bond", master=9), link(9, "bridge"),
+         link(10, "vlan", on=9, vlan=(Q, 7)), link(11, "vlan", on=8, vlan=(Q, 7)),
+         link(12, "vlan", on=3, vlan=(Q, 7)), link(13, "vlan", on=9, vlan=(Q, 8)))  # fmt: skip
+
+
+def found_in(*messages: bytes) -> dict[Vlan, int]:
+    return vlans_of(parse(b"".join(messages)))
+
+
+def test_frames_come_to_a_device_by_those_beneath_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ends of a cable within a namespace name each other; neither is on the other."""
+    cable = (link(20, on=21), link(21, on=20), link(22, "macvlan", on=10))
+    monkeypatch.setattr(box_links, "_dump", lambda: b"".join((*PORTS, *cable)))
+    assert {name: beneath(name) for name in ("if2", "if9", "if12", "if20", "if22", "no such")} == {
+        "if2": set(), "if9": {"if2", "if3", "if8"}, "if12": {"if3"}, "if20": set(),
+        "if22": {"if10", "if9", "if8", "if3", "if2"}, "no such": set(),
+    }  # fmt: skip
+
+
 def test_a_vlan_is_that_of_a_device_by_protocol_and_id_where_its_link_is() -> None:
-    links = [link(2), link(3, "vlan", on=2, vlan=(Q, 7)), link(4, "vlan", on=2, vlan=(AD, 4094)), link(5)]
-    assert parse(b"".join(links)) == {Vlan(2, Q, 7): 3, Vlan(2, AD, 4094): 4}
+    several = [link(2), link(3, "vlan", on=2, vlan=(Q, 7)), link(4, "vlan", on=2, vlan=(AD, 4094)), link(5)]
+    assert found_in(*several) == {Vlan(2, Q, 7): 3, Vlan(2, AD, 4094): 4}
 
 
 def test_a_device_that_is_in_another_namespace_is_none_of_ours() -> None:
     """Nor is one in ours whose link is in another."""
-    assert parse(link(2) + link(3, "vlan", on=2, vlan=(Q, 7), IFLA_LINK_NETNSID=0)) == {}
+    assert found_in(link(2), link(3, "vlan", on=2, vlan=(Q, 7), IFLA_LINK_NETNSID=0)) == {}
 
 
 def test_a_device_on_a_bond_or_bridge_is_for_what_comes_by_its_ports_unless_they_have_their_own() -> None:
-    links = [link(2, master=8), link(3, master=8), link(8, "bond", master=9), link(9, "bridge"),
-             link(10, "vlan", on=9, vlan=(Q, 7)), link(11, "vlan", on=8, vlan=(Q, 7)),
-             link(12, "vlan", on=3, vlan=(Q, 7)), link(13, "vlan", on=9, vlan=(Q, 8))]  # fmt: skip
-    found = parse(b"".join(links))
+    found = found_in(*PORTS)
     assert {vlan.ifindex: device for vlan, device in found.items() if vlan.number == 7} == {2: 11, 3: 12, 8: 11, 9: 10}
     assert {vlan.ifindex: device for vlan, device in found.items() if vlan.number == 8} == dict.fromkeys(
         (2, 3, 8, 9), 13
@@ -56,11 +74,11 @@ def test_a_device_on_a_bond_or_bridge_is_for_what_comes_by_its_ports_unless_they
 
 
 def test_the_kernel_tells_every_interface() -> None:
-    assert {index for index, _ in box_vlans._links(box_vlans._dump())} == {index for index, _ in socket.if_nameindex()}
+    assert [(link.index, link.name) for link in links()] == socket.if_nameindex()
 
 
 def test_the_kernel_is_asked_only_where_there_is_a_vlan_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(box_vlans, "_dump", lambda: link(3, "vlan", on=2, vlan=(Q, 7)) + link(2))
+    monkeypatch.setattr(box_vlans, "links", lambda: parse(link(3, "vlan", on=2, vlan=(Q, 7)) + link(2)))
     assert vlans(tmp_path) == {}, "a kernel without VLANs"
     (tmp_path / "vlan").mkdir()
     (tmp_path / "vlan" / "config").touch()
