@@ -29,6 +29,7 @@ from appliance.bounds import AtOnce, CrowdedError, source_of
 from appliance.frontends.connect import ConnectHandshake
 from appliance.frontends.handshake import (
     BEYOND,
+    BY_SOURCE,
     CROWDED,
     ENDED,
     FAILED,
@@ -343,7 +344,8 @@ class Frontend:
                 self.counts["attached"] += 1
                 return
             self.counts["refused"] += 1
-            log.debug("attach: refused: %s", refusal.reason)
+            level = logging.WARNING if refusal in BY_SOURCE else logging.DEBUG
+            log.log(level, "attach: %s is refused: %s", call.source, refusal.reason)
             await call.refuse(refusal)
         except OSError as error:
             log.info("attach: the server went away: %s", error.strerror)

@@ -102,6 +102,8 @@ MANY: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at
 MANY_WAIT: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many from this address at once wait for their clients")
 CROWDED: Final = Refusal(429, Reply.GENERAL_FAILURE, "too many passwords from this address are being checked")
 UNAUTHENTICATED: Final = Refusal(407, Reply.NOT_ALLOWED, "a user and its password are needed")
+BY_SOURCE: Final = (OVERLOADED, BEYOND, UNLISTED, MANY, MANY_WAIT, CROWDED)
+"""What is refused for where it comes from, or since too many have come."""
 FAILED: Final = Refusal(500, Reply.GENERAL_FAILURE, "the appliance failed; its log says how")
 
 _LOST: Final = (502, Reply.CONNECTION_REFUSED, "the client's connection ended while it was being woken")

@@ -24,12 +24,19 @@ def _about(record: logging.LogRecord) -> dict[str, Any]:
 
 AT_ONCE: Final = 20
 A_SECOND: Final = 1.0
-"""How many lines of one kind about clients and servers are written at once, and how many a second after that."""
+"""How many lines of one kind that outsiders may cause are written at once, and how many a second after that."""
+
+
+OF_OUTSIDERS: Final = frozenset(
+    {"roost.agents", "roost.api", "roost.attach", "roost.daemon_links", "roost.in_band", "roost.reach"}
+)
+"""Loggers of the parts that serve whoever connects."""
 
 
 class Sparing(logging.Filter):
     """Leaves out what outsiders can make without end: of lines of one kind (their format) that are about a connection,
-    those beyond AT_ONCE and A_SECOND. The next one that is written says how many there were. Errors are all written."""
+    or by a part that serves outsiders, those beyond AT_ONCE and A_SECOND. The next one that is written says how many
+    there were. Errors are all written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +44,8 @@ class Sparing(logging.Filter):
         """What is left of a kind, at what time, and how many were left out since it was written last."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.ERROR or not {"connection", "client", "server"} & _about(record).keys():
+        outsiders = record.name in OF_OUTSIDERS or {"connection", "client", "server"} & _about(record).keys()
+        if record.levelno >= logging.ERROR or not outsiders:
             return True
         kind = (record.name, record.levelname + str(record.msg))
         left, at, left_out = self._kinds.get(kind, (float(AT_ONCE), record.created, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import os
 import socket
 import time
@@ -433,7 +434,9 @@ def test_a_source_beyond_its_limit_is_refused_in_its_protocol() -> None:
     run(FakeAttacher(ENOENT), work, may_attach=lambda address: address != "127.0.0.1")
 
 
-def test_servers_of_other_networks_than_those_that_are_listed_are_refused_in_their_protocol() -> None:
+def test_servers_of_other_networks_than_those_that_are_listed_are_refused_in_their_protocol(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work(rig: Rig) -> None:
         assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 403 ")
         assert (await rig.ask(GREETING, SOCKS))[:4] == b"\x05\x00\x05\x02"
@@ -446,6 +449,8 @@ def test_servers_of_other_networks_than_those_that_are_listed_are_refused_in_the
 
     networks = [ip_network("127.0.0.2/31"), ip_network("fd00::/8")]
     run(FakeAttacher(ENOENT), work, networks=networks, may_attach=may_attach)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert said == ["attach: 127.0.0.1 is refused: its address is in none of [attach] networks"] * 2, "no 404"
 
 
 def test_who_is_refused_and_does_not_leave_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.wire import Key
-from control.cli.logs import Console, Json, Sparing
+from control.cli.logs import OF_OUTSIDERS, Console, Json, Sparing
 from control.config import Config
 from control.core.logs import about
 from tests.mutants import ROOT
@@ -90,8 +91,18 @@ def test_lines_that_outsiders_make_without_end_are_counted_and_left_out() -> Non
     assert len(written(30, 100.0)) == 20
     assert len(written(30, 50.0)) == 0, "a clock that was set back gives nothing"
     assert len(written(50, 100.0, levelno=logging.ERROR)) == 50
-    assert len(written(50, 100.0, about={"job": 7})) == 50, "what this daemon does by itself"
-    assert len(written(50, 100.0, name="another part")) == 20
+    assert len(written(50, 100.0, name="roost.policy")) == 20, "they are about a client"
+    assert len(written(50, 100.0, name="roost.policy", about={"job": 7})) == 50, "what this daemon does by itself"
+    assert len(written(50, 100.0, name="roost.attach", about={})) == 20, "whoever connects may cause them"
+
+
+def test_what_is_said_by_parts_that_serve_outsiders_is_bounded() -> None:
+    """Those that listen, or read what clients, servers and agents say."""
+    served = ("appliance/frontends", "control/api", "control/reach", "control/clients/in_band*.py")
+    files = [path for place in served for path in ROOT.glob(place if "*" in place else f"{place}/*.py")]
+    named = re.compile(r'^log = logging.getLogger\("([^"]+)"\)', re.MULTILINE)
+    names = {name for path in files for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert names == OF_OUTSIDERS
 
 
 def test_the_choice_is_handed_on() -> None:
