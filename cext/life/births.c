@@ -111,6 +111,17 @@ bool roost_births_have_room(struct roost_engine *e, bool v4) {
     return (v4 ? used4 : used6) * 100 < roost_table_slots(&e->table, v4) * FULL_PERCENT;
 }
 
+/* What was long ago stays so when the clock's low 16 bits come round. XDP may write meanwhile: what it writes stays. */
+static void keep_cookies_old(struct roost_cookies *cookies) {
+    uint16_t now_s = (uint16_t)(roost_coarse_ms() / 1000);
+    for (uint32_t i = 0; i < ROOST_BIRTH_RATES; i++) {
+        uint16_t sent_s = __atomic_load_n(&cookies->sent_s[i], __ATOMIC_RELAXED);
+        if ((uint16_t)(now_s - sent_s) > ROOST_COOKIE_LIFE_S)
+            __atomic_compare_exchange_n(&cookies->sent_s[i], &sent_s, (uint16_t)(now_s - 0x8000), false,
+                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    }
+}
+
 void roost_births_turn(struct roost_engine *e) {
     struct roost_births_gate *gate = e->path.births_gate;
     if (!gate->services || e->bears_none || e->now_ms < e->births_ms)
@@ -120,6 +131,7 @@ void roost_births_turn(struct roost_engine *e) {
         e->old.before = e->old.next_id;
         e->old.next_id = e->next_id;
         e->old.at_ms = e->now_ms;
+        keep_cookies_old(e->path.births_cookies);
     }
     bool room = roost_births_have_room(e, true) && roost_births_have_room(e, false);
     gate->open_until_s = room ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;

@@ -168,6 +168,16 @@ def tell_of_cookies(pin_dir: Path, sent_s: int) -> None:
         os.close(fd)
 
 
+def cookies_told(pin_dir: Path) -> set[int]:
+    """What tell_of_cookies writes, of all services."""
+    fd = pinned(pin_dir / "births_cookies")
+    try:
+        with mmap.mmap(fd, _COOKIES_SENT[1]) as cookies:
+            return set(memoryview(cookies[slice(*_COOKIES_SENT)]).cast("H"))
+    finally:
+        os.close(fd)
+
+
 def _bpf(command: int, attributes: bytes) -> int:
     return int(_libc.syscall(_SYS_BPF[platform.machine()], command, attributes, len(attributes)))
 

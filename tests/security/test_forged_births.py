@@ -27,7 +27,7 @@ from scapy.packet import Raw
 
 from appliance.lab import Lab
 from appliance.wire import Born, Key
-from tests.lab.aging import tell_of_cookies
+from tests.lab.aging import cookies_told, tell_of_cookies
 from tests.lab.engine_lab import EngineLab
 from tests.lab.handmade import ADDRESS, LINUX, Handmade, hide
 from tests.lab.wire import MOD, Wire, timestamps_of
@@ -412,6 +412,14 @@ def test_cookies_count_only_where_some_were_sent(cookies: Cookies, family: int, 
         client = _with_cookie(quiet, cookies, family, 0, options)
         client.ack()
         box.wait(lambda: box.engine.find(client.key), "it is born")
+
+
+def test_where_no_cookie_was_sent_for_long_none_counts_when_the_clock_comes_round() -> None:
+    """What XDP has of the time counts 65,536 seconds."""
+    with EngineLab(service={"born": Born.STORM}) as box:
+        now_s = int(time.monotonic()) % (1 << 16)
+        ages = {(now_s - told) % (1 << 16) for told in cookies_told(box.pin_dir)}
+        assert all(abs(age - (1 << 15)) < 60 for age in ages), "half a turn: it is renewed every two minutes"
 
 
 @BOTH
