@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -306,9 +307,11 @@ def test_a_connection_that_woke_before_its_sleep_keeps_no_row(rig: Rig) -> None:
         "wakes_refused": "could not wake",
         "stuck_reset": "reset",
         "handshakes_limited": "more than [limits] handshakes allows; the last one was 192.0.2.9",
+        "clients_denied": 'new_clients = "refuse" is in force',
     }.items(),
 )
 def test_people_are_told_what_runs_short(still: Rig, caplog: pytest.LogCaptureFixture, counter: str, what: str) -> None:
+    caplog.set_level(logging.INFO, "roost.dispatch")
     still.dispatcher.turn([])
     assert not caplog.text
     still.engine.counted[counter] = 3
