@@ -57,16 +57,17 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     __u32 l3_length = p->v6 ? 40 : 20, options = r->options_length > REPLY_OPTIONS ? REPLY_OPTIONS : r->options_length;
     __u32 l4_length = 20 + options, l2 = p->l3;
 
-    KEEP(l2);
-    if (l2 < ETH_HLEN || l2 > sizeof(reply.l2) || bpf_xdp_load_bytes(ctx, 0, reply.l2, l2))
+    if (!(WITHIN(l2, ETH_HLEN, sizeof(reply.l2))) || bpf_xdp_load_bytes(ctx, 0, reply.l2, l2))
         return 0;
     if (r->routed) {
         __builtin_memcpy(reply.l2, r->mac, 12);
     } else {
-        __u8 mac[6];
-        __builtin_memcpy(mac, reply.l2, 6);
-        __builtin_memcpy(reply.l2, reply.l2 + 6, 6);
-        __builtin_memcpy(reply.l2 + 6, mac, 6);
+#pragma clang loop unroll(full)
+        for (__u32 i = 0; i < 6; i++) { /* byte by byte: without room on the stack */
+            __u8 byte = reply.l2[i];
+            reply.l2[i] = reply.l2[6 + i];
+            reply.l2[6 + i] = byte;
+        }
     }
 
     if (p->v6) {
@@ -95,12 +96,10 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     __s32 length = l2 + l3_length + l4_length;
     if (ctx_lengthen(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
         return 0;
-    KEEP(l2);
-    if (l2 < ETH_HLEN || l2 > sizeof(reply.l2) || bpf_xdp_store_bytes(ctx, 0, reply.l2, l2))
+    if (!(WITHIN(l2, ETH_HLEN, sizeof(reply.l2))) || bpf_xdp_store_bytes(ctx, 0, reply.l2, l2))
         return XDP_DROP;
     __u32 rest = l3_length + l4_length;
-    KEEP(rest);
-    if (rest < 40 || rest > sizeof(reply.v6) || bpf_xdp_store_bytes(ctx, l2, &reply.v4, rest))
+    if (!(WITHIN(rest, 40, sizeof(reply.v6))) || bpf_xdp_store_bytes(ctx, l2, &reply.v4, rest))
         return XDP_DROP;
     return XDP_TX;
 }

@@ -79,9 +79,10 @@ struct sum_walk {
 /* The next 64 bytes of a segment, or what is left of it; a callback of bpf_loop: 1 ends the walk. */
 static long sum_next(__u32 i, struct sum_walk *walk) {
     __be32 piece[16] = {};
-    __u32 size = walk->left < sizeof(piece) ? walk->left : sizeof(piece);
-    KEEP(size);
-    if (size - 1 >= sizeof(piece) || bpf_xdp_load_bytes(walk->ctx, walk->at, piece, size))
+    __u32 last = (walk->left < sizeof(piece) ? walk->left : sizeof(piece)) - 1; /* byte; none: of nothing */
+    KEEP(last);
+    __u32 size = last + 1; /* not 0, as the verifier of 6.1 sees by `last` alone */
+    if (last >= sizeof(piece) || bpf_xdp_load_bytes(walk->ctx, walk->at, piece, size))
         return 1;
     walk->sum = bpf_csum_diff(0, 0, piece, sizeof(piece), walk->sum);
     walk->at += size;

@@ -13,6 +13,17 @@
  * that an earlier one made superfluous, or turn two bounds into one comparison of a difference in another register. */
 #define KEEP(n) asm volatile("" : "+r"(n))
 
+/* Whether n is one of these, by two comparisons of one register, so that the verifier knows both bounds. */
+#define WITHIN(n, least, most)                                                                                         \
+    ({                                                                                                                 \
+        KEEP(n);                                                                                                       \
+        (n) >= (least);                                                                                                \
+    }) &&                                                                                                              \
+        ({                                                                                                             \
+            KEEP(n);                                                                                                   \
+            (n) <= (most);                                                                                             \
+        })
+
 /* n stays what it is, and the verifier does not know it any more: where ways come together that differ by that alone, it
  * follows one of them. unknown: a number of which it knows nothing. */
 #define FORGET(n, unknown)                                                                                             \
