@@ -175,12 +175,15 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
         struct pattern *pattern = bpf_map_lookup_elem(&sim_pattern, &zero);
         struct scratch *scratch = bpf_map_lookup_elem(&sim_scratch, &zero);
         __u32 at = in_pattern(w, r->seq - identity(w) - 1);
-        KEEP(payload);
-        if (!pattern || !scratch || payload > SIM_MAX_SEGMENT || !payload)
-            return 0;
         KEEP(at);
-        if (at >= SIM_PATTERN)
+        if (!pattern || !scratch || at >= SIM_PATTERN)
             return 0;
+        __u32 last = payload - 1;
+        KEEP(last);
+        if (last >= SIM_MAX_SEGMENT)
+            return 0;
+        payload = last + 1; /* not 0, as the verifier of 6.1 sees by `last` alone */
+        KEEP(payload);
         bpf_probe_read_kernel(scratch->bytes, payload, &pattern->bytes[at]);
         *(__u32 *)&scratch->bytes[payload & 2047] = 0;
         if (bpf_xdp_store_bytes(ctx, l4 + header, scratch->bytes, payload))
@@ -751,19 +754,14 @@ static __always_inline void note_offence(struct xdp_md *ctx, const struct work *
     struct sim_offence *o = bpf_map_lookup_elem(&sim_offences, &kind);
     if (!o || __sync_val_compare_and_swap(&o->taken, 0, 1))
         return;
-    __u64 length = ctx->data_end - ctx->data, kept = length;
+    __u32 length = ctx->data_end - ctx->data, last = (length > SIM_OFFENCE_FRAME ? SIM_OFFENCE_FRAME : length) - 1;
     o->index = w->index;
     o->length = length;
     o->now_ms = w->now_ms;
     o->client = *before;
-    if (kept > SIM_OFFENCE_FRAME)
-        kept = SIM_OFFENCE_FRAME;
-    KEEP(kept);
-    if (!kept)
-        return;
-    KEEP(kept);
-    if (kept <= SIM_OFFENCE_FRAME)
-        bpf_xdp_load_bytes(ctx, 0, o->frame, kept);
+    KEEP(last);
+    if (last < SIM_OFFENCE_FRAME) /* so the size is not 0, for the verifier of 6.1, too */
+        bpf_xdp_load_bytes(ctx, 0, o->frame, last + 1);
 }
 
 struct option_walk {

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel that Debian brings, 6.1 in Debian 12, takes every BPF object: its verifier knows less of a number than
+that of the kernel that the tests run on. qemu boots it for that alone, some seconds long, with one process.
+(What a whole booted machine does: tests/bench/test_boot.py.)"""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.mutants import ROOT
+
+KEPT: Final = ROOT / "build" / "kernel"
+"""What apt downloads, the whole checkout long."""
+
+DIRECTORY, EXECUTABLE = 0o40755, 0o100755
+OBJECTS: Final = sorted((ROOT / "build" / "bpf").glob("*.bpf.o"))
+
+
+def output_of(*argv: str | Path, **options: object) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, **options).stdout  # type: ignore[call-overload, no-any-return]
+
+
+def kernel() -> Path:
+    """Of the newest package that this machine's apt knows."""
+    if platform.machine() != "x86_64":
+        pytest.skip(f"qemu for {platform.machine()} is not among the packages that Roost installs")
+    depends = output_of("apt-cache", "depends", "linux-image-cloud-amd64")
+    package: str = re.findall(r"Depends: (linux-image-\S+)", depends)[0]
+    found = KEPT / "boot" / package.replace("linux-image", "vmlinuz")
+    if not found.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        try:
+            output_of("apt-get", "download", package, cwd=KEPT)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"apt cannot download {package} now: {error.stderr.strip()}")
+        (file,) = KEPT.glob(f"{package}_*.deb")
+        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", file], stdout=subprocess.PIPE) as files:
+            output_of("tar", "-x", f"./boot/{found.name}", stdin=files.stdout, cwd=KEPT)
+        file.unlink()
+    return found
+
+
+def needed(program: Path) -> Iterator[Path]:
+    """A program and its libraries."""
+    yield program
+    yield from (Path(path) for path in re.findall(r"(/\S+) \(0x", output_of("ldd", program)))
+
+
+def file_system(files: Mapping[str, bytes]) -> bytes:
+    """As the kernel wants it: cpio, newc (Documentation/driver-api/early-userspace/buffer-format.rst)."""
+    above = [str(parent) for path in files for parent in list(Path(path).parents)[-2::-1]]
+    entries = dict.fromkeys(["sys", "dev", *above], (DIRECTORY, b""))
+    entries |= {path: (EXECUTABLE, data) for path, data in files.items()}
+    made = bytearray()
+    for path, (mode, data) in [*entries.items(), ("TRAILER!!!", (0, b""))]:
+        name = path.encode() + b"\0"
+        numbers = (len(made), mode, 1, 0, 0, 0, len(data), 0, 0, 0, 0, len(name), 0)
+        for part in (b"070701" + b"".join(b"%08x" % number for number in numbers) + name, data):
+            made += part + bytes(-len(part) % 4)
+    return bytes(made)
+
+
+def test_its_verifier_takes_every_object(tmp_path: Path) -> None:
+    image, init = kernel(), tmp_path / "init"
+    output_of("gcc", "-O1", "-Wall", "-Werror", "-o", init, Path(__file__).with_name("oldest_kernel.c"), "-lbpf")
+    files = {str(path)[1:]: path.read_bytes() for path in needed(init)}
+    files["init"] = files.pop(str(init)[1:])
+    files |= {path.name: path.read_bytes() for path in OBJECTS}
+    (tmp_path / "initrd").write_bytes(file_system(files))
+    told = output_of("qemu-system-x86_64", "-nodefaults", "-nographic", "-serial", "stdio", "-no-reboot", "-m", "768",
+                     "-cpu", "max", "-kernel", image, "-initrd", tmp_path / "initrd",
+                     "-append", "console=ttyS0 quiet panic=-1", timeout=120, stdin=subprocess.DEVNULL)  # fmt: skip
+    assert "that is all" in told, told
+    taken = re.findall(r"^(\S+\.bpf\.o): 0\r?$", told, re.MULTILINE)
+    assert sorted(taken) == [path.name for path in OBJECTS], told
