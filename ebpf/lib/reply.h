@@ -57,7 +57,7 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     __u32 l3_length = p->v6 ? 40 : 20, options = r->options_length > REPLY_OPTIONS ? REPLY_OPTIONS : r->options_length;
     __u32 l4_length = 20 + options, l2 = p->l3;
 
-    if (!(WITHIN(l2, ETH_HLEN, sizeof(reply.l2))) || bpf_xdp_load_bytes(ctx, 0, reply.l2, l2))
+    if (!WITHIN(l2, ETH_HLEN, sizeof(reply.l2)) || bpf_xdp_load_bytes(ctx, 0, reply.l2, l2))
         return 0;
     if (r->routed) {
         __builtin_memcpy(reply.l2, r->mac, 12);
@@ -96,10 +96,10 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
     __s32 length = l2 + l3_length + l4_length;
     if (ctx_lengthen(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
         return 0;
-    if (!(WITHIN(l2, ETH_HLEN, sizeof(reply.l2))) || bpf_xdp_store_bytes(ctx, 0, reply.l2, l2))
+    if (!WITHIN(l2, ETH_HLEN, sizeof(reply.l2)) || bpf_xdp_store_bytes(ctx, 0, reply.l2, l2))
         return XDP_DROP;
     __u32 rest = l3_length + l4_length;
-    if (!(WITHIN(rest, 40, sizeof(reply.v6))) || bpf_xdp_store_bytes(ctx, l2, &reply.v4, rest))
+    if (!WITHIN(rest, 40, sizeof(reply.v6)) || bpf_xdp_store_bytes(ctx, l2, &reply.v4, rest))
         return XDP_DROP;
     return XDP_TX;
 }

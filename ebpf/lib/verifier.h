@@ -15,14 +15,14 @@
 
 /* Whether n is one of these, by two comparisons of one register, so that the verifier knows both bounds. */
 #define WITHIN(n, least, most)                                                                                         \
-    ({                                                                                                                 \
-        KEEP(n);                                                                                                       \
-        (n) >= (least);                                                                                                \
-    }) &&                                                                                                              \
-        ({                                                                                                             \
-            KEEP(n);                                                                                                   \
-            (n) <= (most);                                                                                             \
-        })
+    (({                                                                                                                \
+         KEEP(n);                                                                                                      \
+         (n) >= (least);                                                                                               \
+     }) &&                                                                                                             \
+     ({                                                                                                                \
+         KEEP(n);                                                                                                      \
+         (n) <= (most);                                                                                                \
+     }))
 
 /* n stays what it is, and the verifier does not know it any more: where ways come together that differ by that alone, it
  * follows one of them. unknown: a number of which it knows nothing. */
