@@ -19,7 +19,8 @@ from control.config import Config
 def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     """Let every sleeping connection of an instance go, and detach from its interfaces.
 
-    Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
+    Their clients learn it the next time they speak: the kernel answers with a reset, which no quarantine drops any
+    more. The daemon must not be running.
     Run it where the daemon ran, or anywhere: a process there, or a name in /run/netns, leads to its network namespace.
 
     \b
@@ -29,6 +30,7 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     from appliance.box.router import close_routes
     from appliance.engine import enter_namespace, unpin
     from control.config import load
+    from control.daemon import quarantine
     from control.daemon.lasting import refuse_private_pins
     from control.daemon.lock import InstanceLock
 
@@ -36,6 +38,7 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     refuse_private_pins(config)
     pins = Path(config.pin_dir)
     if not pins.is_dir():
+        quarantine.end(config.instance)  # a drained daemon leaves one
         click.echo(json.dumps({"pin_dir": str(pins), "unpinned": False}) if as_json else f"{pins}: nothing is pinned")
         return
     if not yes:
@@ -46,6 +49,7 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
         unpin(str(pins))
         if (config.router.lan or config.attach.local_connect) and there:
             close_routes()
+        quarantine.end(config.instance)
         closed = _close_sleepers(config)
     finally:
         lock.release()

@@ -176,3 +176,21 @@ def test_what_cannot_be_written_stays_asleep_here() -> None:
         daemon.start()
         assert clients.say(CLIENTS).answered == CLIENTS
         daemon.terminate()
+
+
+def test_a_box_that_is_to_be_none_drops_no_resets_after_a_drain() -> None:
+    with Lab(clients=1) as lab:
+        daemon = lab.daemon(lab.config(PORT))
+
+        def quarantined() -> bool:
+            with lab.enter("box"):
+                tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+            return "roost-quarantine-" in tables
+
+        assert drained(lab, daemon).returncode == 0
+        assert quarantined()
+        command = [sys.executable, "-m", "control.cli.main", "unpin", "--yes", "-c", str(daemon.config)]
+        with lab.enter("box"):
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "nothing is pinned" in said
+        assert not quarantined()
