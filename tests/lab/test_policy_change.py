@@ -189,7 +189,8 @@ def test_what_follows_a_servers_close_is_changed_for_a_link_that_is_there(
     assert client.recv(1) == b"", "the server's end is the client's, too"
 
 
-def test_those_of_a_low_priority_are_frozen_first(nat_free_lab: Lab) -> None:
+@pytest.mark.parametrize("by_rule", [False, True], ids=["of a service", "by a rule"])
+def test_those_of_a_low_priority_are_frozen_first(nat_free_lab: Lab, by_rule: bool) -> None:
     """Though others have been quiet for longer."""
     with ExitStack() as stack:
         lab = nat_free_lab
@@ -198,10 +199,15 @@ def test_those_of_a_low_priority_are_frozen_first(nat_free_lab: Lab) -> None:
         for name, port in (("low", 8111), ("high", 8112)):
             with lab.enter("lan"):
                 listeners.append(stack.enter_context(socket.create_server((lab.address("lan", "eth0"), port))))
-            services.append({"name": name, "listen": endpoint(lab.address("box", "wan0"), port), "priority": name,
-                             "server": endpoint(lab.address("lan", "eth0"), port)})  # fmt: skip
+            services.append({"name": name, "listen": endpoint(lab.address("box", "wan0"), port),
+                             "server": endpoint(lab.address("lan", "eth0"), port),
+                             **({} if by_rule else {"priority": name})})  # fmt: skip
         daemon = lab.daemon({"policy": FOREVER, "table": {"max_awake": 32}, "service": services})
         stack.callback(daemon.close)
+        for name in ("low", "high") if by_rule else ():
+            rule = {"service": name, "network": "0.0.0.0/0", "priority": name}
+            put = daemon.http("PUT", f"/v1/policy/rules/{name}", json={"rule": rule, "who": "test"})
+            assert put.status_code == 200, put.text
 
         def connect(port: int, count: int) -> None:
             for _ in range(count):
