@@ -257,7 +257,7 @@ class Postgres:
     def __init__(self, cluster: Cluster) -> None:
         from psycopg import OperationalError
 
-        self.Error = OperationalError
+        self.Error: type[Exception] = OperationalError
         self.cluster = cluster
         self.url = cluster.url()
         self._away = False

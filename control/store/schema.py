@@ -36,8 +36,11 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0018"
+REVISION: Final = "0019"
 """The last of migrations/versions: what these tables are."""
+
+_NAME: Final = String(NAME_LENGTH).with_variant(String(NAME_LENGTH, collation="C"), "postgresql")
+"""Of a client, or a tag: in the order of its bytes, as SQLite has it."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -256,7 +259,7 @@ services = Table(
 names = Table(
     "names",
     metadata,
-    Column("name", String(NAME_LENGTH), primary_key=True, comment="lower case, without the domain"),
+    Column("name", _NAME, primary_key=True, comment="lower case, without the domain"),
     Column("key", LargeBinary(KEY.size), nullable=False),
     Column("id", BigInteger, nullable=False, index=True, comment="of the connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
@@ -266,7 +269,7 @@ names = Table(
 in_band_names = Table(
     "in_band_names",
     metadata,
-    Column("name", String(NAME_LENGTH), primary_key=True, comment="one of names that was given in band"),
+    Column("name", _NAME, primary_key=True, comment="one of names that was given in band"),
     Column("kept", BigInteger, nullable=False, comment="without its connection, ms"),
     Column("until", BigInteger, nullable=False, comment="it is kept: wall clock, ms; later while its connection lives"),
     sqlite_with_rowid=False,
@@ -275,15 +278,15 @@ in_band_names = Table(
 tags = Table(
     "tags",
     metadata,
-    Column("tag", String(NAME_LENGTH), primary_key=True),
-    Column("name", String(NAME_LENGTH), primary_key=True, index=True, comment="of `names`"),
+    Column("tag", _NAME, primary_key=True),
+    Column("name", _NAME, primary_key=True, index=True, comment="of `names`"),
     sqlite_with_rowid=False,
 )
 
 agents = Table(
     "agents",
     metadata,
-    Column("name", String(NAME_LENGTH), primary_key=True, comment="of the client, lower case, without the domain"),
+    Column("name", _NAME, primary_key=True, comment="of the client, lower case, without the domain"),
     Column("key", LargeBinary, nullable=False, comment="of the agent's control connection, then its token's SHA-256"),
     Column("id", BigInteger, nullable=False, index=True, comment="of that connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),

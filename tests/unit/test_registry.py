@@ -14,6 +14,7 @@ from errno import EIO, ELOOP, ENOENT, ENOTCONN
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
@@ -32,12 +33,15 @@ from control.core.errors import OperationError
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
+from control.store import schema
 from control.store import store as store_module
+from control.store.database import parse_url
 from control.store.latest import StoreStatus
+from control.store.migrations.versions import r0019_names_by_bytes
 from control.store.schema import KEYED, Keyed
 from control.store.sleeping import References, SleepingRow
 from control.store.store import Store
-from tests.databases import Database, written
+from tests.databases import Cluster, Database, Postgres, written
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, key
 
@@ -609,3 +613,41 @@ def test_a_name_closes_nothing_but_an_older_living_connection_that_loses_its_las
     assert closed(rig) == []
     rig.registry.give("b", key(6).pack(), 11)
     assert closed(rig) == [(key(4).pack(), 9, Cause.CLIENT_CONNECT)]
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["new", "of an earlier version"])
+def test_names_are_found_in_a_database_that_leaves_signs_out_where_it_compares(cluster: Cluster, before: bool) -> None:
+    """As CREATE DATABASE makes it where the cluster has a language: signs do not count at first."""
+    cluster.execute("CREATE DATABASE german TEMPLATE template0 ENCODING UTF8 LOCALE 'C' LOCALE_PROVIDER icu "
+                    "ICU_LOCALE 'de-DE-u-ka-shifted'")  # fmt: skip
+    database = Postgres(cluster)
+    database.url = cluster.url("german")
+    try:
+        if before:
+            make_names_as_before(database)
+        rig = Rig(database)
+        try:
+            for number, name in enumerate(("ab", "a-c", "a1", "b"), 1):
+                rig.engine.add(key(number), number, State.IDLE)
+                rig.registry.give(name, key(number).pack(), number)
+            rig.naming.tag("a-c", ("x-1",), ())
+            assert [*rig.registry.like("*", "", "", 10)] == ["a-c", "a1", "ab", "b"], "in the order of bytes"
+            assert [*rig.registry.like("a*", "", "a-c", 10)] == ["a1", "ab"]
+            assert [*rig.registry.like("a*", "x-1", "", 10)] == ["a-c"]
+        finally:
+            rig.close()
+    finally:
+        cluster.execute("DROP DATABASE german WITH (FORCE)")
+
+
+def make_names_as_before(database: Postgres) -> None:
+    """Revision 0018."""
+    store = Store(database.url, lambda slept: None)
+    store.open()
+    store.close(3)
+    engine = sa.create_engine(parse_url(database.url))
+    with engine.begin() as connection:
+        for table, column in r0019_names_by_bytes.COLUMNS:
+            connection.exec_driver_sql(f'ALTER TABLE {table} ALTER COLUMN {column} TYPE VARCHAR(63) COLLATE "default"')
+        connection.execute(sa.update(schema.revisions).values(version_num="0018"))
+    engine.dispose()
