@@ -6,7 +6,7 @@
                                                     one JSON object a line (NDJSON), streamed
     GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
                                                     page that follows, or null}
-    GET  /v1/connections?key=CLIENT,NEAR&key=...    those of these 4-tuples, 200 at most
+    GET  /v1/connections?keys=CLIENT,NEAR;...       those of these 4-tuples, 100 at most
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close

@@ -66,8 +66,8 @@ def _servers(status: Mapping[str, Any], _grown: Counts) -> Found:
         rows = service["servers"]
         down = [f"{row['server']}: {row['reason'] or row['state']}" for row in rows if row["state"] == "down"]
         if down:
-            waits = "; its clients wait" if len(down) == len(rows) else ""
-            yield f'service "{service["name"]}"', f"{len(down)} of {len(rows)} servers down ({', '.join(down)}){waits}"
+            none = "; none is up" if len(down) == len(rows) else ""
+            yield f'service "{service["name"]}"', f"{len(down)} of {len(rows)} servers down ({', '.join(down)}){none}"
 
 
 def _rules(status: Mapping[str, Any], _grown: Counts) -> Found:

@@ -107,6 +107,15 @@ def _reading() -> Iterator[None]:
         raise RegistryError(f"names cannot be read: store: {reason(error)}") from error
 
 
+def judge(pattern: str, tag: str) -> None:
+    """Raises OperationError, 400, when one is no pattern, or no tag."""
+    if not is_pattern(pattern):
+        raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
+                                  "`*` in it")  # fmt: skip
+    if tag and not is_name(tag):
+        raise OperationError(400, "`tag` is a tag of a name, in full")
+
+
 class Registry:
     """The names of one daemon's clients. `kind`: of schema.KEYED. May be called from any thread; all but `listen` and
     `look_up` block for as long as the database takes, and raise RegistryError."""
@@ -326,11 +335,7 @@ class Registry:
     def like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, Named]:
         """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order; tag:
         of those that have it, "": of all. Raises OperationError, 400, when one is no pattern or no tag."""
-        if not is_pattern(pattern):
-            raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
-                                      "`*` in it")  # fmt: skip
-        if tag and not is_name(tag):
-            raise OperationError(400, "`tag` is a tag of a name, in full")
+        judge(pattern, tag)
         self._store.flush(PATIENCE_S)
         return self._read(self._store.names_like(pattern, tag, after, limit))
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from appliance.frontends.handshake import refusal_for
 from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
-from control.clients.registry import Registry, RegistryError
+from control.clients.registry import Registry, RegistryError, judge
 from control.clients.rules import Follows
 from control.clients.scope import SCOPE, in_scope, service_to_list
 from control.clients.transitions import error_text, transition
@@ -175,6 +175,7 @@ class View:
         return {"connections": self._rows(fitting, wanted), "next": after_that}
 
     def _asked(self, wanted: Wanted) -> Found:
+        judge(wanted.name or "*", wanted.tag)
         service, network, bits = 0, bytes(16), 0
         numbers = {self.service_name(number): number for number in tuple(self._services)}
         if name := service_to_list(wanted.service, numbers):

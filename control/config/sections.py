@@ -580,7 +580,7 @@ class History(Section):
         10_000_000_000,
         ge=100_000_000,
         le=1_000_000_000_000_000,
-        description="the oldest tables are removed when there is more history than this, at 65 bytes a row, the "
+        description="the oldest tables are removed when there is more history than this, at 75 bytes a row, the "
         "oldest attaches, at 160, the oldest snapshots, at 600, and the oldest changes, at 200",
     )
     batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")

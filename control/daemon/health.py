@@ -180,8 +180,7 @@ class Health:
         log.warning("%s is down: %s", watched.text, why, extra=watched.about)
         others = [one for one in self._watched.values() if one.service == watched.service]
         if not any(one.tally.up for one in others):
-            log.error('service "%s" has no server that is up: its clients wait', watched.name,
-                      extra=about(service=watched.name))  # fmt: skip
+            log.error('service "%s" has no server that is up', watched.name, extra=about(service=watched.name))
 
     def _up(self, watched: _Watched) -> None:
         watched.tally.turn(True)

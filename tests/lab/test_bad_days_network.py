@@ -103,7 +103,7 @@ def test_servers_that_are_away_cost_no_client(lab: Lab) -> None:
     with Box(lab, CHECKED | PATIENT) as box:
         for server in box.servers:
             server.process.kill()
-        box.told("servers", 'service "sleep"', "1 of 1 servers down", "connection refused", "its clients wait")
+        box.told("servers", 'service "sleep"', "1 of 1 servers down", "connection refused", "none is up")
         box.heard()
         answered = box.all_speak()
         box.pause(2)

@@ -197,6 +197,8 @@ def test_a_server_has_jobs_of_its_services_alone(box: ApiLab) -> None:
         ({"action": "wake", "filter": {"netwrok": "10.0.0.0/8"}}, "netwrok"),
         ({"action": "wake", "filter": {"network": "10.0.0.0/8/8"}}, "network"),
         ({"action": "wake", "filter": {"rule": "none-such"}}, "none-such"),
+        ({"action": "wake", "filter": {"name": "no name"}}, "`name`"),
+        ({"action": "wake", "filter": {"tag": "no tag"}}, "`tag`"),
         ({"action": "wake", "everything": True, "rate": 0}, "rate"),
         ({"action": "wake", "everything": True, "rate": 1e9}, "rate"),
     ],

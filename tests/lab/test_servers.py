@@ -366,7 +366,7 @@ def test_clients_speak_while_all_servers_are_down_and_lose_no_word() -> None:
         wait_until(lambda: set(states(daemon).values()) == {"down"}, 10, "both are down")
         token = swarm.peers[0].send("say", n=number, concurrency=number, size=500, timeout_s=30, twice=False)
         wait_until(lambda: daemon.status()["connections"]["ACTIVE"] == number, 10, "all want a server")
-        assert 'service "lab4" has no server that is up: its clients wait' in daemon.log_tail()
+        assert 'service "lab4" has no server that is up' in daemon.log_tail()
         lab.server(8002)
         answer = swarm.peers[0].receive(token, 40)
         assert (answer["answered"], answer["failed"]) == (number, {})
