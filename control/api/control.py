@@ -152,7 +152,8 @@ class _Answer:
             await self._events()
         elif len(self._body) > ANSWER_BYTES:
             self._status = 413
-            await self._tell({"error": "the answer is too long here: take it in pages, or by HTTP"})
+            said = "the answer is too long here: take it by HTTP, or, with a token for all services, in pages"
+            await self._tell({"error": said})
             raise TooLongError
         elif not message.get("more_body"):
             await self._tell(_decoded(self._kind, bytes(self._body)))
