@@ -246,7 +246,7 @@ def test_one_that_was_restarted_with_its_connections_stands_by_when_the_address_
 
 
 def test_keepalived_moves_the_address_when_a_machine_loses_its_power() -> None:
-    """By the very file that is installed (vagrant/keepalived.conf)."""
+    """By the very file that is installed (vagrant/keepalived.conf), with a script of its own to follow."""
     with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab, ExitStack() as stack:
         pair = pair_of(lab, Postgres(cluster).url)
         stack.callback(pair.print_logs)

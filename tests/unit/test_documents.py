@@ -138,7 +138,7 @@ RUN = {
 """By the beginning of a line: which test runs such a command, by itself or by another hand."""
 
 NOT_RUN = {
-    "apt install roost_*.deb": "the booted machine installs the package by dpkg (tests/bench/boot.py)",
+    "apt install roost_*.deb": "a machine is booted with what apt installed (tests/bench/boot.py)",
     "cp examples/monitoring": "it copies two files",
     "curl --proxy ": "the same is asked without curl: tests/lab/test_api_attach.py",
     "curl --oauth2-bearer": "the same is asked without curl: tests/lab/test_api.py",
