@@ -100,10 +100,12 @@ def _dump() -> bytes:
         kernel.send(request)
         while True:
             part = kernel.recv(_DUMP_BYTES)
-            kind = _NLMSG.unpack_from(part)[1]
-            if kind == _NLMSG_DONE:
-                return answers
-            if kind == _NLMSG_ERROR:
-                error = -int.from_bytes(part[_NLMSG.size : _NLMSG.size + 4], sys.byteorder, signed=True)
-                raise OSError(error, os.strerror(error))
             answers += part
+            while part:
+                length, kind, *_ = _NLMSG.unpack_from(part)
+                if kind == _NLMSG_DONE:  # in a part of its own, or behind the last interface
+                    return answers
+                if kind == _NLMSG_ERROR:
+                    error = -int.from_bytes(part[_NLMSG.size : _NLMSG.size + 4], sys.byteorder, signed=True)
+                    raise OSError(error, os.strerror(error))
+                part = part[_aligned(length) :]

@@ -52,8 +52,8 @@ def heard_by_clients(
     for one in listen:
         anywhere = ipaddress.ip_address(one[0]).is_unspecified
         own = owner(str(ipaddress.ip_address(one[0])))
-        heard = set(clients) if anywhere else {own, *beneath(own)} if own else set()
+        below = beneath(own) if own and own not in ("lo", *clients) else set()
         for client in clients:
-            if client in heard:
+            if anywhere or client == own or client in below:
                 return f"{endpoint_text(one)}, which clients on {client} reach, too"
     return ""

@@ -116,7 +116,7 @@ static void keep_cookies_old(struct roost_cookies *cookies) {
     uint16_t now_s = (uint16_t)(roost_coarse_ms() / 1000);
     for (uint32_t i = 0; i < ROOST_BIRTH_RATES; i++) {
         uint16_t sent_s = __atomic_load_n(&cookies->sent_s[i], __ATOMIC_RELAXED);
-        if ((uint16_t)(now_s - sent_s) > ROOST_COOKIE_LIFE_S)
+        if ((uint16_t)(now_s + 1 - sent_s) > ROOST_COOKIE_LIFE_S + 1) /* XDP may be a second ahead */
             __atomic_compare_exchange_n(&cookies->sent_s[i], &sent_s, (uint16_t)(now_s - 0x8000), false,
                                         __ATOMIC_RELAXED, __ATOMIC_RELAXED);
     }

@@ -50,7 +50,7 @@ void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause caus
         has[priority_of(e, e->listener[i].service.index)] = true;
     const struct roost_classes *classes = &e->table.classes;
     for (uint32_t i = ROOST_CLASS_SERVICES; i < ROOST_CLASSES; i++) /* rules give others than their services have */
-        if (classes->uses[i] || classes->ruled[i])
+        if (classes->uses[i])
             has[priority_of(e, i)] = true;
     for (int priority = ROOST_PRIORITY_LOW; priority <= ROOST_PRIORITY_HIGH; priority++) {
         for (struct roost_conn *c = has[priority] ? e->oldest : NULL, *next; c && found + down < count; c = next) {

@@ -28,9 +28,9 @@ A_SECOND: Final = 1.0
 
 
 OF_OUTSIDERS: Final = frozenset(
-    {"roost.agents", "roost.api", "roost.attach", "roost.daemon_links", "roost.in_band", "roost.reach"}
+    {"asyncio", "roost.agents", "roost.api", "roost.attach", "roost.daemon_links", "roost.in_band", "roost.reach"}
 )
-"""Loggers of the parts that serve whoever connects."""
+"""Loggers of the parts that serve whoever connects. asyncio warns of each write behind a reset."""
 
 
 class Sparing(logging.Filter):

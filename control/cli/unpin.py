@@ -19,9 +19,9 @@ from control.config import Config
 def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     """Let every sleeping connection of an instance go, and detach from its interfaces.
 
-    Their clients learn it the next time they speak: the kernel answers with a reset, which no quarantine drops any
-    more. The daemon must not be running.
+    Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
     Run it where the daemon ran, or anywhere: a process there, or a name in /run/netns, leads to its network namespace.
+    Its quarantine ends, too; with --yes also where nothing is pinned, in the network namespace where it is run.
 
     \b
     Example:
@@ -37,26 +37,27 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     config = load(config_of(config_path))
     refuse_private_pins(config)
     pins = Path(config.pin_dir)
-    if not pins.is_dir():
-        quarantine.end(config.instance)  # a drained daemon leaves one
-        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": False}) if as_json else f"{pins}: nothing is pinned")
-        return
-    if not yes:
-        click.confirm(f"Every connection asleep in {pins} will be lost. Go on?", abort=True)
-    lock = InstanceLock(config)
-    try:
-        there = enter_namespace(str(pins))
-        unpin(str(pins))
-        if (config.router.lan or config.attach.local_connect) and there:
-            close_routes()
-        quarantine.end(config.instance)
-        closed = _close_sleepers(config)
-    finally:
-        lock.release()
+    pinned, closed = pins.is_dir(), 0
+    if yes or (pinned and click.confirm(f"Every connection asleep in {pins} will be lost. Go on?", abort=True)):
+        lock = InstanceLock(config)
+        try:
+            there = not pinned or enter_namespace(str(pins))
+            if pinned:
+                unpin(str(pins))
+            if pinned and there and (config.router.lan or config.attach.local_connect):
+                close_routes()
+            if there:
+                quarantine.end(config.instance)  # of a box that was drained there is nothing else
+            if pinned:
+                closed = _close_sleepers(config)
+        finally:
+            lock.release()
     if as_json:
-        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True, "closed": closed}))
-    else:
+        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": pinned} | ({"closed": closed} if pinned else {})))
+    elif pinned:
         click.echo(f"{pins}: unpinned" + (f"; {closed} connections that slept are closed" if closed else ""))
+    else:
+        click.echo(f"{pins}: nothing is pinned")
 
 
 def _close_sleepers(config: Config) -> int:

@@ -169,12 +169,7 @@ class Rules:
         with self._changing:
             self._holders = {names: of for names, of in sets.items() if of and names in self.groups} | self._holders
             if new := {names: of for names, of in sets.items() if names and names not in self.groups}:
-                fitting = self._fitting(new)
-                wrong = self._add_groups(fitting)
-                if wrong and len(services := set(fitting.values())) > 1:  # what is wrong of one keeps no other's out
-                    for one in services:
-                        self._add_groups({names: of for names, of in fitting.items() if of == one})
-                self._holders |= {names: of for names, of in fitting.items() if names in self.groups}
+                wrong = self._add(self._fitting(new))
                 if left := [names for names in new if names not in self.groups]:
                     self._note_shortage(wrong or self._told_held(self._held(), GROUPS_MAX), left[-1])
             return {names: self.groups.get(names, 0) for names in sets}
@@ -197,7 +192,8 @@ class Rules:
         tags of one, which its servers may give, leave some to the others."""
         services = [number for number, service in self._configured()[0].items() if service.kind != "agents"]
         share = most // 2 // len(services) if len(services) > 1 else 0
-        return held.total() + sum(max(share - held[other], 0) for other in services if other != of) <= most
+        for_others = sum(max(share - held[other], 0) for other in services if other != of)
+        return held.total() + (for_others if held[of] > share else 0) <= most
 
     def _held(self) -> Counter[int]:
         return Counter(self._holders.get(names, 0) for names in self.groups)
@@ -215,6 +211,19 @@ class Rules:
         every = [*range(self._number + 1, GROUPS_MAX + 1), *range(1, self._number + 1)]
         return [number for number in every if number not in taken]
 
+    def _add(self, new: Mapping[frozenset[str], int]) -> str:
+        """As many as there is room for, of each service by itself; why not all."""
+        wrong = ""
+        for service in dict.fromkeys(new.values()):
+            rest = [names for names, of in new.items() if of == service]
+            some = len(rest)
+            while rest and some:
+                if said := self._add_groups(dict.fromkeys(rest[:some], service)):
+                    wrong, some = said, some // 2
+                else:
+                    rest = rest[some:]
+        return wrong
+
     def _add_groups(self, new: Mapping[frozenset[str], int]) -> str:
         """While the lock is held; why not. What there is no room for is not added, and all stays as it is. new: each
         with the number of the service of a client that has it."""
@@ -225,11 +234,11 @@ class Rules:
         wanted = {**self.groups, **numbers}
         try:
             compiled = compile_rules(self.state.rules, services, config, wanted)
-            first = {entry.policy: entry.group for entry in reversed(compiled.entries)}
+            plain = {entry.policy for entry in compiled.entries if not entry.group}
+            first = {entry.policy: entry.group for entry in reversed(compiled.entries) if entry.policy not in plain}
             holder = {number: new.get(names, self._holders.get(names, 0)) for names, number in wanted.items()}
-            sets = Counter(holder[group] for group in first.values() if group)
-            most = POLICIES_MAX - len(first) + sets.total()
-            if not all(self._leaves_shares(sets, most, of) for of in new.values()):
+            sets, most = Counter(holder[group] for group in first.values()), POLICIES_MAX - len(plain)
+            if not all(self._leaves_shares(sets, most, new[names]) for names in numbers):
                 return f"different sets of values, with them: {self._told_held(sets, most)}"
             self._tell(compiled)
         except (TooManyError, OperationError) as error:
@@ -240,6 +249,7 @@ class Rules:
             self._apply()
             raise
         self.groups, self._number = wanted, list(wanted.values())[-1]
+        self._holders |= {names: new[names] for names in numbers if new[names]}
         self._note(self._problems(self.state.rules, compiled, {}))
         return ""
 

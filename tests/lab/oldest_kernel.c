@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/reboot.h>
+#include <termios.h>
 #include <unistd.h>
 
 #define LAST 1500 /* bytes of a message: of the verifier's the end says what it refuses */
@@ -38,5 +39,6 @@ int main(void) {
     }
     printf("that is all\n");
     fflush(stdout);
+    tcdrain(fileno(stdout));
     return reboot(RB_AUTOBOOT);
 }

@@ -18,7 +18,9 @@ from tests.mutants import ROOT
 
 MAX_BPF_STACK: Final = 512
 ROUNDED: Final = 32
-CALL, LOAD_64, ADD, MOVE, JUMP = 0x85, 0x18, 0x07, 0xBF, 5
+CALL, LOAD_64, ADD, MOVE = 0x85, 0x18, 0x07, 0xBF
+WRITES: Final = (0, 1, 4, 7)
+"""Classes of instructions that write a register."""
 PSEUDO_CALL, PSEUDO_FUNC = 1, 4
 FRAME_POINTER: Final = 10
 _SECTION: Final = re.compile(r"Disassembly of section (\S+):")
@@ -56,7 +58,7 @@ class Functions:
                     calls.append((section, function, int(found[1]), value, code == CALL))
                 frame = {1: by, 2: to, 3: to}.get(kind) == FRAME_POINTER  # it loads, or stores
                 below = -offset if frame else -value if code == ADD and to in copies else 0
-                if kind != JUMP:
+                if kind in WRITES:
                     copies -= {to}
                     copies |= {to} if (code, by) == (MOVE, FRAME_POINTER) else set()
                 self.stack[function] = max(self.stack[function], below)
@@ -83,5 +85,5 @@ def test_no_calls_take_more_than_there_is(path: Path) -> None:
     argv = ["llvm-objdump", "--disassemble", "--reloc", str(path)]
     functions = Functions(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     assert functions.stack
-    deepest, names = max(map(functions.deepest, functions.stack))
+    deepest, names = max(map(functions.deepest, list(functions.stack)))
     assert deepest <= MAX_BPF_STACK, " > ".join(names)

@@ -252,7 +252,10 @@ def test_no_service_takes_the_groups_of_the_others(names: Names) -> None:
     assert [*numbers.values()].count(0) == 70 - GROUPS_MAX // 4
 
 
-def test_no_service_takes_the_sets_of_values_of_the_others(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_no_service_takes_the_sets_of_values_of_the_others(
+    names: Names, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
     """A group has as many as there are networks with values of their own at all services that its rules are for."""
     names.close()
     for one in range(4):
@@ -262,7 +265,9 @@ def test_no_service_takes_the_sets_of_values_of_the_others(names: Names, monkeyp
     most = len(names.rig.engine.policies) + 80
     monkeypatch.setattr(rules, "POLICIES_MAX", most)
     ours, theirs = [[frozenset({f"r{one} tag=t{one}"}) for one in several] for several in (range(9), range(9, 12))]
-    numbers = [names.box.rules.group_numbers({one: 1})[one] for one in ours]
+    for several in [ours] if at_once else [[one] for one in ours]:
+        names.box.rules.group_numbers(dict.fromkeys(several, 1))
+    numbers = [*names.box.rules.group_numbers(dict.fromkeys(ours, 1)).values()]
     assert numbers.count(0) == 3, "ten sets for each: one more would be of the share of the others"
     (problem,) = names.box.rules.problems
     said = 'different sets of values, with them: 80 at most, a share of them for each service; "line" has 70'

@@ -14,30 +14,33 @@ from tests.mutants import ROOT
 
 PRERM = ROOT / "vagrant" / "debian" / "prerm"
 STUB = """#!/bin/sh
-[ "$1" = unpin ] || exit 1
 for config; do :; done # the last argument
+[ "$1" = up ] && { grep -q broken "$config" && exit 1; exit 0; }
 echo "$config" >>asked
-grep -q broken "$config" && exit 1
+grep -q "broken\\|held" "$config" && exit 1
 cp "$config" read
 """
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_what_is_pinned_goes_also_where_the_configuration_cannot_be_read(broken: bool, tmp_path: Path) -> None:
-    """Without the package no client would wake, and XDP would answer for them all the same."""
+@pytest.mark.parametrize(("text", "asked_for"), [("# good", 1), ("broken =", 2), ("# held by another", 1)])
+def test_what_is_pinned_goes_also_where_the_configuration_cannot_be_read(
+    text: str, asked_for: int, tmp_path: Path
+) -> None:
+    """Without the package no client would wake, and XDP would answer for them all the same. Where it can be read, no
+    other instance than that one goes."""
     config, pins, stubs = tmp_path / "roost.toml", tmp_path / "bpf" / "roost", tmp_path / "bin"
-    config.write_text("broken =" if broken else "# as it should be")
+    config.write_text(text)
     pins.mkdir(parents=True)
     stubs.mkdir()
     (stubs / "roost").write_text(STUB)
     (stubs / "roost").chmod(0o755)
     (stubs / "systemctl").symlink_to("/bin/true")
-    script = PRERM.read_text().replace("/etc/roost/roost.toml", str(config)).replace("/sys/fs/bpf/roost", str(pins))
+    script = PRERM.read_text().replace("/etc/roost", str(tmp_path)).replace("/sys/fs/bpf/roost", str(pins))
     environment = {**os.environ, "PATH": f"{stubs}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, cwd=tmp_path)
     asked = (tmp_path / "asked").read_text().split()
-    assert (asked[0], len(asked)) == (str(config), 1 + broken)
-    if broken:
+    assert (asked[0], len(asked)) == (str(config), asked_for)
+    if asked_for == 2:
         assert load(tmp_path / "read").instance == load(ROOT / "vagrant" / "scene.toml").instance
         assert not Path(asked[1]).exists()
-    assert not pins.exists()
+    assert not pins.exists(), "it is empty"

@@ -647,7 +647,8 @@ def make_names_as_before(database: Postgres) -> None:
     store.close(3)
     engine = sa.create_engine(parse_url(database.url))
     with engine.begin() as connection:
-        for table, column in r0019_names_by_bytes.COLUMNS:
-            connection.exec_driver_sql(f'ALTER TABLE {table} ALTER COLUMN {column} TYPE VARCHAR(63) COLLATE "default"')
+        for table, columns in r0019_names_by_bytes.COLUMNS.items():
+            for column in columns:
+                connection.exec_driver_sql(f'ALTER TABLE {table} ALTER {column} TYPE VARCHAR(63) COLLATE "default"')
         connection.execute(sa.update(schema.revisions).values(version_num="0018"))
     engine.dispose()

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from alembic import op
 
 revision = "0019"
 down_revision = "0018"
 
-COLUMNS = (("names", "name"), ("in_band_names", "name"), ("tags", "tag"), ("tags", "name"), ("agents", "name"))
+COLUMNS = {"names": ("name",), "in_band_names": ("name",), "tags": ("tag", "name"), "agents": ("name",)}
 
 
 def upgrade() -> None:
     """Their columns in PostgreSQL; SQLite compares bytes by itself."""
     if op.get_bind().dialect.name == "postgresql":
-        for table, column in COLUMNS:
-            op.alter_column(table, column, type_=sa.String(63, collation="C"))
+        for table, columns in COLUMNS.items():
+            changes = ", ".join(f'ALTER {column} TYPE VARCHAR(63) COLLATE "C"' for column in columns)
+            op.execute(f"ALTER TABLE {table} {changes}")
+            op.execute(f"ANALYZE {table}")
