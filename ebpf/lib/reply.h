@@ -40,7 +40,7 @@ static __always_inline void fill_tcp(struct reply_tcp *tcp, const struct packet 
  * program is small. */
 GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct reply *r) {
     struct {
-        __u8 l2[24];
+        __u16 l2[12];
         union {
             struct {
                 struct iphdr ip;
@@ -63,10 +63,10 @@ GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct re
         __builtin_memcpy(reply.l2, r->mac, 12);
     } else {
 #pragma clang loop unroll(full)
-        for (__u32 i = 0; i < 6; i++) { /* byte by byte: without room on the stack */
-            __u8 byte = reply.l2[i];
-            reply.l2[i] = reply.l2[6 + i];
-            reply.l2[6 + i] = byte;
+        for (__u32 i = 0; i < 3; i++) { /* without room on the stack */
+            __u16 half = reply.l2[i];
+            reply.l2[i] = reply.l2[3 + i];
+            reply.l2[3 + i] = half;
         }
     }
 
