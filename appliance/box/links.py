@@ -21,14 +21,14 @@ _DUMP_BYTES: Final = 1 << 16  # a part has at most half of that
 _NAME, _LINK, _MASTER, _LINKINFO, _NETNSID = 3, 5, 10, 18, 37  # linux/if_link.h: IFLA_...
 _KIND, _DATA = 1, 2  # IFLA_INFO_...
 _TYPE: Final = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
-STACKED: Final = (b"vlan", b"macvlan", b"macvtap", b"ipvlan", b"ipvtap")
+_STACKED: Final = (b"vlan", b"macvlan", b"macvtap", b"ipvlan", b"ipvtap")
 """Kinds of devices that frames come to by the device that they are on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """kind: as `ip link add type` has it; empty: a card. on: the index of the device that it is on, of STACKED kinds in
-    this namespace alone. master: the index of its bond, bridge or VRF. 0: none. data: what a kind has of its own."""
+    """kind: as `ip link add type` has it; empty: a card. on: the index of the device that it is on, of _STACKED kinds
+    in this namespace alone. master: the index of its bond, bridge or VRF. 0: none. data: what a kind has of its own."""
 
     index: int
     name: str
@@ -71,7 +71,7 @@ def beneath(name: str) -> set[str]:
 def _link(index: int, attributes: Mapping[int, bytes]) -> Link:
     info = dict(_attributes(attributes.get(_LINKINFO, b"")))
     kind = info.get(_KIND, b"").rstrip(b"\0")
-    here = kind in STACKED and _NETNSID not in attributes
+    here = kind in _STACKED and _NETNSID not in attributes
     name = attributes.get(_NAME, b"").rstrip(b"\0").decode(errors="replace")
     on, master = number(attributes.get(_LINK, b"")) if here else 0, number(attributes.get(_MASTER, b""))
     return Link(index, name, kind, on, master, dict(_attributes(info.get(_DATA, b""))))

@@ -218,15 +218,15 @@ class Rules:
             rest = [names for names, of in new.items() if of == service]
             some = len(rest)
             while rest and some:
-                if said := self._add_groups(dict.fromkeys(rest[:some], service)):
+                if said := self._add_groups(rest[:some], service):
                     wrong, some = said, some // 2
                 else:
                     rest = rest[some:]
         return wrong
 
-    def _add_groups(self, new: Mapping[frozenset[str], int]) -> str:
-        """While the lock is held; why not. What there is no room for is not added, and all stays as it is. new: each
-        with the number of the service of a client that has it."""
+    def _add_groups(self, new: Sequence[frozenset[str]], service: int) -> str:
+        """While the lock is held; why not. What there is no room for is not added, and all stays as it is. service: the
+        number of that of clients that have them, 0: it is not known."""
         services, config = self._configured()
         numbers = dict(zip(new, self._free_numbers(), strict=False))
         if not numbers:
@@ -236,9 +236,10 @@ class Rules:
             compiled = compile_rules(self.state.rules, services, config, wanted)
             plain = {entry.policy for entry in compiled.entries if not entry.group}
             first = {entry.policy: entry.group for entry in reversed(compiled.entries) if entry.policy not in plain}
-            holder = {number: new.get(names, self._holders.get(names, 0)) for names, number in wanted.items()}
+            holder = {number: self._holders.get(names, 0) for names, number in self.groups.items()}
+            holder |= dict.fromkeys(numbers.values(), service)
             sets, most = Counter(holder[group] for group in first.values()), POLICIES_MAX - len(plain)
-            if not all(self._leaves_shares(sets, most, new[names]) for names in numbers):
+            if not self._leaves_shares(sets, most, service):
                 return f"different sets of values, with them: {self._told_held(sets, most)}"
             self._tell(compiled)
         except (TooManyError, OperationError) as error:
@@ -249,7 +250,8 @@ class Rules:
             self._apply()
             raise
         self.groups, self._number = wanted, list(wanted.values())[-1]
-        self._holders |= {names: new[names] for names in numbers if new[names]}
+        if service:
+            self._holders |= dict.fromkeys(numbers, service)
         self._note(self._problems(self.state.rules, compiled, {}))
         return ""
 

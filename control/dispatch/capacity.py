@@ -40,8 +40,10 @@ BEYOND: Final = {
 }
 """Counters of what was beyond a limit by source, and what became of it."""
 
-DENIED: Final = "clients_denied"
-"""A counter of clients of networks that the policy refuses."""
+DENIED: Final = {
+    "clients_denied": 'a client that connected was reset: new_clients = "refuse" is in force for its network',
+}
+"""The same, of what the policy has refused."""
 
 SAME_EVERY_S: Final = 3600
 """How often it is logged that a table cannot grow for the same reason: the engine tries every 30 s."""
@@ -97,13 +99,11 @@ class Capacity:
                 "connections have as many different sets of values as there is room for: more are refused, in band, by "
                 "command, and of rules for names; let connections share values (`roost status` counts `classes_full`)"
             )
-        risen = {name: stats.get(name, 0) - before.get(name, 0) for name in (*SHORTAGES, *BEYOND, DENIED)}
-        for name, what in SHORTAGES.items():
-            if (times := risen[name]) > 0:
-                log.error("%d times in the last %d s %s", times, LOOK_EVERY_S, what)
-        if (times := risen[DENIED]) > 0:
-            log.info('%d times in the last %d s a client that connected was reset: new_clients = "refuse" is in force '
-                     "for its network", times, LOOK_EVERY_S)  # fmt: skip
+        risen = {name: stats.get(name, 0) - before.get(name, 0) for name in (*SHORTAGES, *DENIED, *BEYOND)}
+        for level, told in ((logging.ERROR, SHORTAGES), (logging.INFO, DENIED)):
+            for name, what in told.items():
+                if (times := risen[name]) > 0:
+                    log.log(level, "%d times in the last %d s %s", times, LOOK_EVERY_S, what)
         for name, (limit, what) in BEYOND.items():
             if (times := risen[name]) > 0:
                 log.warning(
