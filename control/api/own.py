@@ -69,7 +69,7 @@ async def attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Req
 async def events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
     """What happens, for ever. Raises HTTPException."""
     try:
-        newest = await stream.last_row()
+        newest, known = await stream.last_row(), await stream.services()
     except (SQLAlchemyError, StoreError):
         raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
     after, wanted = read_query(
@@ -77,6 +77,7 @@ async def events(stream: Stream, request: Request, _access: Access, row: TokenRo
         request.headers.get("Last-Event-ID"),
         newest,
         row.services or (() if row.role == Role.SERVER else None),
+        known,
     )
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     return Answered(200, headers, stream.follow(after, newest, wanted))

@@ -110,6 +110,10 @@ class Stream:
         """The number of the last row that is committed. Raises SQLAlchemyError, StoreError."""
         return await asyncio.to_thread(self._source.last_row)
 
+    async def services(self) -> Collection[str]:
+        """The names of all that there ever were. Raises SQLAlchemyError, StoreError."""
+        return (await asyncio.to_thread(self._source.service_names)).values()
+
     async def follow(self, after: int, newest: int, wanted: Wanted) -> AsyncGenerator[bytes]:
         """Server-sent events of the rows behind one, for ever; where there is none for a while, a comment, and up to
         which number there is none. What is not kept any more is said in an event `removed`. newest: `last_row`."""
@@ -168,6 +172,10 @@ class Stream:
                 except (SQLAlchemyError, StoreError) as error:
                     self._say(error)
                     rows = []
+                except Exception:  # a row that cannot be encoded: listeners must not wait for ever without a word
+                    log.exception("the history cannot be told behind row %d; tried again", self._last)
+                    await asyncio.sleep(HEARTBEAT_S)
+                    continue
                 if rows:
                     self._said = ""
                     self._kept += rows
@@ -222,10 +230,10 @@ LAST_MAX: Final = 10_000
 _KEYS: Final = ("after", "last", "service", "client", "network", "to")
 
 
-def read_query(query: QueryParams, resumed: str | None, newest: int,
-               services: Collection[str] | None) -> tuple[int, Wanted]:  # fmt: skip
+def read_query(query: QueryParams, resumed: str | None, newest: int, services: Collection[str] | None,
+               known: Collection[str]) -> tuple[int, Wanted]:  # fmt: skip
     """Behind which row, and what is wanted. resumed: the number of the last event that was received (`Last-Event-ID`),
-    where it goes on. services: those whose events may be told; None: all. Raises HTTPException."""
+    where it goes on. services: those whose events may be told; None: all that are known. Raises HTTPException."""
     if unknown := [key for key in query if key not in _KEYS]:
         raise HTTPException(422, f"{unknown[0]}: there is no such key; there are: {', '.join(_KEYS)}")
     if several := [key for key in ("after", "last", "client", "network") if len(query.getlist(key)) > 1]:
@@ -239,7 +247,7 @@ def read_query(query: QueryParams, resumed: str | None, newest: int,
         raise HTTPException(422, f'to: "{wrong[0]}" is no state')
     allowed = frozenset(services) if services is not None else None
     named = frozenset(query.getlist("service")) or None
-    if named is not None and allowed is not None and (others := sorted(named - allowed)):
+    if named is not None and (others := sorted(named.difference(known if allowed is None else allowed))):
         raise HTTPException(404, f'service: there is no service "{others[0]}"')
     wanted = Wanted(named or allowed, query.get("client", ""), network, to)
     last = _number("last", query.get("last", "0"), LAST_MAX)

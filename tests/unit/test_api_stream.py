@@ -239,6 +239,27 @@ def test_while_the_database_cannot_be_read_it_waits(caplog: pytest.LogCaptureFix
     assert caplog.text.count("the disk is gone") == 1
 
 
+def test_after_an_error_that_none_foresaw_listeners_are_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    source = Source()
+    stream = Stream(source)
+
+    async def scene() -> None:
+        one = Listener(stream, 0, 0)
+        source.last = 30
+        await one.until(30)
+        source.problem = ZeroDivisionError("a defect")
+        waiting = asyncio.ensure_future(one.until(60))
+        await asyncio.sleep(0.02)
+        source.last, source.problem = 60, None
+        await asyncio.wait_for(waiting, 10)
+        assert one.numbers == list(range(1, 61))
+        await one.close()
+
+    asyncio.run(scene())
+    assert "the history cannot be told behind row 30" in caplog.text
+    assert "a defect" in caplog.text
+
+
 def test_nothing_is_read_while_nobody_listens() -> None:
     source = Source()
     stream = Stream(source)
@@ -261,7 +282,7 @@ def test_nothing_is_read_while_nobody_listens() -> None:
 
 
 def asked(query: str, resumed: str | None = None, services: Sequence[str] | None = None) -> tuple[int, Wanted]:
-    return read_query(QueryParams(query), resumed, 100, services)
+    return read_query(QueryParams(query), resumed, 100, services, ["alarms", "meters"])
 
 
 def test_where_it_begins() -> None:
@@ -292,6 +313,7 @@ def test_what_is_wanted() -> None:
     ("network=10.0.0.0/8&network=10.0.0.0/8", None, None, 422, "network: once"),
     ("to=CLOSD", None, None, 422, '"CLOSD" is no state'),
     ("service=alarms", None, ["meters"], 404, 'no service "alarms"'),
+    ("service=alarms&service=alarm", None, None, 404, 'no service "alarm"'),
 ])  # fmt: skip
 def test_what_is_refused(query: str, resumed: str | None, services: Any, status: int, why: str) -> None:
     with pytest.raises(HTTPException) as refused:

@@ -97,16 +97,16 @@ def test_a_connection_is_not_looked_for_before_its_birth(
     make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()
-    store.add([row(n, n) for n in range(100, 100 + 3 * PART)])
+    store.add([row(n, n) for n in range(100, 100 + 8 * PART)])
     store.add([row(1, 1, State.NONE, State.ACTIVE), row(1, 1)])
-    store.add([row(n, n) for n in range(300, 300 + PART)])
+    store.add([row(n, n) for n in range(600, 600 + PART)])
     assert written(store)
     said: list[str] = []
     sa.event.listen(store._reader_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
-    assert [r["seq"] for r in store.history_of(1)] == [3 * PART + 1, 3 * PART + 2]
+    assert [r["seq"] for r in store.history_of(1)] == [8 * PART + 1, 8 * PART + 2]
     assert [re.findall(r"FROM (history_\d+)", one) for one in said if "history_" in one] == [
-        ["history_201"],
-        ["history_151"],
+        ["history_451"],
+        ["history_401", "history_351", "history_301", "history_251"],
     ]
 
 
@@ -370,7 +370,9 @@ def test_a_part_that_is_removed_while_it_is_read_is_left_out(make: Callable[...,
     prune_until(store, lambda: tables(database) == {"history_51", "history_101"})
     with store._reading() as connection:
         found = store._history.rows(connection, seen, None, 1000)
-    assert [one["seq"] for one in found] == list(range(110, 50, -1))
+        assert [one["seq"] for one in found] == list(range(110, 50, -1))
+        of_one = store._history.rows(connection, store._history.see(60, 10)._replace(parts=seen.parts), 60, 10)
+        assert [one["seq"] for one in of_one] == [60], "of parts that are asked together"
 
 
 def test_a_new_part_is_a_reason_to_look_whether_there_are_too_many(
