@@ -55,6 +55,7 @@ _RETRY: Final = {
         "schema": {"type": "integer", "minimum": 1},
     }
 }
+_ETAG: Final = {"ETag": {"description": "the version of the rules, for If-Match", "schema": {"type": "string"}}}
 _HEADERS_OF: Final[dict[int, dict[str, Any]]] = {
     401: {"WWW-Authenticate": {"description": "how a token is given", "schema": {"const": "Bearer"}}},
     429: _RETRY,
@@ -119,7 +120,11 @@ def _operation(access: Access, answer: Answer, found: dict[str, Any], kinds: dic
         "parameters": list(parameters),
         **body,
         "responses": {
-            str(answer.status): {"description": answer.summary, "content": kinds},
+            str(answer.status): {
+                "description": answer.summary,
+                "headers": _ETAG if answer.etag else {},
+                "content": kinds,
+            },
             **{str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted((*ALWAYS, *answer.more))},
         },
     }

@@ -37,6 +37,9 @@ _LARGE_BODIES: Final = ("/v1/policy/", "/v1/jobs")
 _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 """What stays as it is written: RFC 3986 3.4, and what is encoded already."""
 
+_KEPT: Final = ("Content-Type", "If-Match")
+"""Headers of a request that the daemon is told."""
+
 AWAY_S: Final = 2
 
 
@@ -94,6 +97,4 @@ def headers_of(request: Request, row: TokenRow) -> dict[str, str]:
     told = {WHO: quote(row.name), FROM: quote(request.client.host)}
     if row.services is not None or row.role == Role.SERVER:
         told[SERVICES] = ",".join(quote(name, safe="") for name in row.services or ())
-    if "Content-Type" in request.headers:
-        told["Content-Type"] = request.headers["Content-Type"]
-    return told
+    return told | {name: request.headers[name] for name in _KEPT if name in request.headers}

@@ -23,7 +23,7 @@ ANSWER_S: Final = 60.0
 
 PART: Final = 64 * 1024
 
-_KEPT: Final = ("Content-Type", "Content-Length", "Allow")
+_KEPT: Final = ("Content-Type", "Content-Length", "Allow", "ETag")
 """Headers of the daemon's answer that are the asker's, too."""
 
 _ERRORS: Final = (aiohttp.ClientError, TimeoutError)

@@ -37,6 +37,7 @@ MEANINGS: Final = {
     404: "there is no such connection, name, service, rule or token",
     408: "the request came too slowly: 10 s for its head, 30 s for the rest",
     409: "it is not as it would have to be, or another has changed it since",
+    412: "what If-Match names is not what there is: another has changed it since",
     413: "the request is too large",
     422: "what is asked for is none; the sentence names the field",
     429: "too often, or too many at once",
@@ -54,7 +55,7 @@ ALWAYS: Final = (400, 401, 403, 408, 413, 422, 429, 431, 503)
 
 class Answer(NamedTuple):
     """Of a route. name: of the operation. kinds: the model of each media type, of lines and events all of them as one
-    list (OpenAPI 3.2, 4.14.3). more: errors besides ALWAYS. status: of a success."""
+    list (OpenAPI 3.2, 4.14.3). more: errors besides ALWAYS. status: of a success. etag: it comes with the version."""
 
     group: str
     name: str
@@ -62,10 +63,15 @@ class Answer(NamedTuple):
     kinds: dict[str, Any]
     more: tuple[int, ...] = ()
     status: int = 200
+    etag: bool = False
 
 
 def _json(group: str, name: str, summary: str, model: Any, *more: int) -> Answer:
     return Answer(group, name, summary, {JSON: model}, more)
+
+
+def _rules(name: str, summary: str, model: Any, *more: int) -> Answer:
+    return _json("rules", name, summary, model, *more)._replace(etag=True)
 
 
 MOVES: Final = {
@@ -108,17 +114,15 @@ ANSWERS: Final = {
     ("GET", "/v1/snapshots"): _json("history", "snapshots", "What was counted, oldest first", list[Snapshot]),
     ("GET", "/v1/audit"):
         _json("history", "audit", "The last changes that were asked for, oldest first", list[Change]),
-    ("GET", "/v1/policy"): _json("rules", "rules", "The rules that are in force", Rules),
+    ("GET", "/v1/policy"): _rules("rules", "The rules that are in force", Rules),
     ("GET", "/v1/policy/history"): _json("rules", "rule-changes", "Changes of rules, oldest first", list[RuleChange]),
     ("GET", "/v1/policy/explain"):
         _json("rules", "explain-address", "What is in force for a client that would connect", AddressPolicy, 404),
-    ("GET", "/v1/policy/rules/{name}"): _json("rules", "rule", "One rule, and its last changes", RuleInFull, 404),
-    ("PUT", "/v1/policy/rules/{name}"): _json("rules", "set-rule", "Let a rule be this", Changed, 404, 409),
-    ("DELETE", "/v1/policy/rules/{name}"):
-        _json("rules", "remove-rule", "Let there be no such rule", Changed, 404, 409),
-    ("PUT", "/v1/policy/rules"): _json("rules", "set-rules", "Let the rules of a file be so", Changed, 409),
-    ("POST", "/v1/policy/rollback"):
-        _json("rules", "rollback", "Let all rules be what they were", Changed, 404, 409),
+    ("GET", "/v1/policy/rules/{name}"): _rules("rule", "One rule, and its last changes", RuleInFull, 404),
+    ("PUT", "/v1/policy/rules/{name}"): _rules("set-rule", "Let a rule be this", Changed, 404, 409, 412),
+    ("DELETE", "/v1/policy/rules/{name}"): _rules("remove-rule", "Let there be no such rule", Changed, 404, 409, 412),
+    ("PUT", "/v1/policy/rules"): _rules("set-rules", "Let the rules of a file be so", Changed, 409, 412),
+    ("POST", "/v1/policy/rollback"): _rules("rollback", "Let all rules be what they were", Changed, 404, 409, 412),
     ("POST", "/v1/policy/try"):
         _json("rules", "try-rules", "What a file of rules would change, and for how many", Outcome),
     ("GET", "/v1/connections/{name}/policy"):

@@ -19,14 +19,15 @@ given (giving.py).
 Who asks by the network is known by a token, whatever `who` says.
 
 `seen` is the version of GET /v1/policy that a change was made of: 409, when another has changed the rules since.
-Without it, or null, they are changed whatever they are.
+Without it, or null, they are changed whatever they are. The version is the `ETag`, too, and If-Match (RFC 9110 13.1.1)
+what `seen` is, with 412 for 409.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, Field, GetJsonSchemaHandler, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -36,6 +37,7 @@ from control.channel.asker import AskedBy
 from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.clients.giving import ONES_OWN, Giving
 from control.clients.ruling import WHY_LENGTH, Ruling
+from control.core.errors import OperationError
 from control.policy.rules import Rule
 
 _LAST: Final = 2**53 - 1
@@ -119,13 +121,31 @@ class Rollback(Edit):
     version: Version = Field(description="back to which")
 
 
+_IfMatch = Annotated[
+    str | None, Header(alias="If-Match", description="the `ETag` of the rules that the change was made of; *: any")
+]
+
+
+def _tagged(response: Response, told: dict[str, Any]) -> dict[str, Any]:
+    response.headers["ETag"] = f'"{told["version"]}"'
+    return told
+
+
 def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
     """The routes."""
     routes = APIRouter(route_class=StrictRoute)
 
+    def seen_of(edit: Edit, if_match: str | None) -> int | None:
+        if if_match is None or if_match.strip() == "*":
+            return edit.seen
+        version = ruling.version
+        if f'"{version}"' not in map(str.strip, if_match.split(",")):
+            raise OperationError(412, f'If-Match: the rules are "{version}" now. Look again')
+        return version if edit.seen is None else edit.seen
+
     @routes.get("/v1/policy")
-    def policy() -> dict[str, Any]:
-        return ruling.all()
+    def policy(response: Response) -> dict[str, Any]:
+        return _tagged(response, ruling.all())
 
     @routes.get("/v1/policy/history")
     def history(
@@ -138,24 +158,30 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.explain_address(client, service, server)
 
     @routes.get("/v1/policy/rules/{name}")
-    def show(name: par.RuleName) -> dict[str, Any]:
-        return ruling.show(name)
+    def show(name: par.RuleName, response: Response) -> dict[str, Any]:
+        return _tagged(response, ruling.show(name))
 
     @routes.put("/v1/policy/rules/{name}")
-    def change(name: par.RuleName, edit: RuleEdit, asker: AskedBy) -> dict[str, Any]:
-        return ruling.set(name, edit.rule, asker.named(edit.who), edit.why, edit.seen)
+    def change(
+        name: par.RuleName, edit: RuleEdit, asker: AskedBy, response: Response, if_match: _IfMatch = None
+    ) -> dict[str, Any]:
+        seen = seen_of(edit, if_match)
+        return _tagged(response, ruling.set(name, edit.rule, asker.named(edit.who), edit.why, seen))
 
     @routes.delete("/v1/policy/rules/{name}")
-    def remove(name: par.RuleName, edit: Edit, asker: AskedBy) -> dict[str, Any]:
-        return ruling.remove(name, asker.named(edit.who), edit.why, edit.seen)
+    def remove(
+        name: par.RuleName, edit: Edit, asker: AskedBy, response: Response, if_match: _IfMatch = None
+    ) -> dict[str, Any]:
+        return _tagged(response, ruling.remove(name, asker.named(edit.who), edit.why, seen_of(edit, if_match)))
 
     @routes.put("/v1/policy/rules")
-    def apply(edit: FileEdit, asker: AskedBy) -> dict[str, Any]:
-        return ruling.apply(edit.file, asker.named(edit.who), edit.why, edit.seen)
+    def apply(edit: FileEdit, asker: AskedBy, response: Response, if_match: _IfMatch = None) -> dict[str, Any]:
+        return _tagged(response, ruling.apply(edit.file, asker.named(edit.who), edit.why, seen_of(edit, if_match)))
 
     @routes.post("/v1/policy/rollback")
-    def rollback(edit: Rollback, asker: AskedBy) -> dict[str, Any]:
-        return ruling.rollback(edit.version, asker.named(edit.who), edit.why, edit.seen)
+    def rollback(edit: Rollback, asker: AskedBy, response: Response, if_match: _IfMatch = None) -> dict[str, Any]:
+        seen = seen_of(edit, if_match)
+        return _tagged(response, ruling.rollback(edit.version, asker.named(edit.who), edit.why, seen))
 
     @routes.post("/v1/policy/try")
     def attempt(trial: RulesTrial) -> dict[str, Any]:

@@ -84,6 +84,11 @@ class Ruling:
             "problem": problems[0].text if problems else "",
         }
 
+    @property
+    def version(self) -> int:
+        """Of the rules that are in force."""
+        return self._rules.state.version
+
     def all(self) -> dict[str, Any]:
         """Every rule: `rule`, and `about` each by its name who made it what it is."""
         state = self._rules.state

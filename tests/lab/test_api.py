@@ -17,6 +17,7 @@ import pytest
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.processes import python_environment
+from control.api.access import ACCESS
 from tests.certificates import make_certificate
 from tests.lab.api_lab import API_PORT, USER, ApiLab
 
@@ -62,6 +63,12 @@ def test_an_operator_steers_a_client_and_it_is_kept_who_did(box: ApiLab) -> None
     rule = {"rule": {"network": "192.0.2.0/24", "idle_quiet": "1h"}, "who": "somebody else"}
     assert box.ask("operator", "PUT", "/v1/policy/rules/spare", rule)[0] == 200
     assert [row["who"] for row in box.ask("viewer", "GET", "/v1/policy/history")[1]] == [asker[0]]
+    with box.begun("viewer", "GET", "/v1/policy") as answer:
+        version = answer.headers["ETag"]
+    for made_of, expected in (('"0"', 412), (version, 200), (version, 412)):
+        rule["rule"] = {"network": "192.0.2.0/24", "idle_quiet": "2h"}
+        with box.begun("operator", "PUT", "/v1/policy/rules/spare", rule, {"If-Match": made_of}) as answer:
+            assert answer.status == expected, made_of
 
 
 def test_a_server_sees_and_steers_the_clients_of_its_service_alone(box: ApiLab) -> None:
@@ -76,9 +83,12 @@ def test_a_server_sees_and_steers_the_clients_of_its_service_alone(box: ApiLab) 
     assert (status, {"awake_now", "max_awake", "attention"} & set(explained["facts"])) == (200, set())
     assert "awake_now" in box.ask("viewer", "GET", path_of(own, "/explain"))[1]["facts"]
     assert box.ask("server", "POST", path_of(own, "/standby"))[0] == 200
-    for method, rest in (("GET", ""), ("GET", "/explain"), ("GET", "/policy"), ("POST", "/close")):
-        assert box.ask("server", method, path_of(other, rest)) == (404, {"error": f'no connection "{other}"'})
-    assert box.ask("server", "PUT", path_of(other, "/policy"), {"values": {"idle_quiet": "5m"}})[0] == 404
+    of_one = [access for access in ACCESS if access.server and access.path.startswith("/v1/connections/{name}")]
+    assert len(of_one) == 10
+    for access in of_one:
+        body = {"values": {"idle_quiet": "5m"}} if access.method == "PUT" else None
+        path = access.path.replace("{name}", other)
+        assert box.ask("server", access.method, path, body) == (404, {"error": f'no connection "{other}"'}), access
     assert box.ask("server", "GET", "/v1/status")[0] == 403
     assert box.daemon.get(path_of(other))["state"] == "ACTIVE"
 

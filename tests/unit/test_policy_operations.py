@@ -82,9 +82,9 @@ class Box:
         done.set_result(Outcome(0))
         return done
 
-    def request(self, method: str, path: str, content: Any = None) -> httpx.Response:
-        """content: JSON, as bytes."""
-        headers = {"content-type": "application/json"}
+    def request(self, method: str, path: str, content: Any = None, **more: str) -> httpx.Response:
+        """content: JSON, as bytes. more: headers."""
+        headers = {"content-type": "application/json", **more}
         return asked(self.transport, method, f"/v1{path}", content=content, headers=headers)
 
     def ask(self, method: str, path: str, data: Any = None, status: int = 200) -> Any:
@@ -169,6 +169,33 @@ def test_the_second_of_two_editors_is_told_who_was_first_and_why(box: Box) -> No
     assert told.endswith(": night shift. Look again")
     assert box.ask("GET", "")["version"] == 2
     assert box.set("b", seen=2, idle_quiet=3)["version"] == 3
+
+
+def test_the_version_of_the_rules_is_an_etag_that_if_match_takes(box: Box) -> None:
+    def put(match: str, quiet: int, seen: int | None = None) -> tuple[int, str | None]:
+        edit = json.dumps({"rule": {"active_quiet": quiet}, "who": "ann", "seen": seen})
+        answer = box.request("PUT", "/policy/rules/a", edit, **{"If-Match": match})
+        return answer.status_code, answer.headers.get("ETag")
+
+    assert box.request("GET", "/policy").headers["ETag"] == '"0"'
+    assert put('"0"', 1) == (200, '"1"')
+    assert box.request("GET", "/policy/rules/a").headers["ETag"] == '"1"'
+    for other in ('"0"', "1", 'W/"1"', '"01"', "", "x" * 1000, ",,,"):
+        assert put(other, 2) == (412, None), other
+    assert put("*", 2) == (200, '"2"')
+    assert put('"7", "2"', 3) == (200, '"3"')
+    assert put('"3"', 4, seen=2) == (409, None), "both are to hold"
+    assert put('"3"', 4, seen=3) == (200, '"4"')
+    edits: dict[str, tuple[str, dict[str, Any]]] = {
+        "/rules/a": ("DELETE", {}),
+        "/rules": ("PUT", {"file": ""}),
+        "/rollback": ("POST", {"version": 1}),
+    }
+    for path, (method, edit) in edits.items():
+        content = json.dumps({"who": "ann", **edit})
+        answer = box.request(method, f"/policy{path}", content, **{"If-Match": '"3"'})
+        assert (answer.status_code, 'the rules are "4" now' in answer.json()["error"]) == (412, True), path
+    assert box.ask("GET", "")["version"] == 4
 
 
 def test_a_rollback_is_a_version_with_what_the_rules_were(box: Box) -> None:
