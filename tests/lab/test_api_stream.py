@@ -9,11 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.client import HTTPException
 from itertools import count
 from typing import Any
 
 import pytest
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
 
 from appliance.lab import Lab, wait_until
 from tests.lab.api_lab import ApiLab
@@ -44,15 +47,16 @@ class Listener:
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            try:
-                headers = {"Last-Event-ID": self._last} if self._last else {}
-                with self._box.begun(self._token, "GET", f"/v1/events{self._query}", headers=headers) as answer:
-                    if answer.status == 200:
-                        self.resumed += 1
-                        self._take(answer)
-            except (OSError, HTTPException):
-                pass
+            with suppress(OSError, HTTPException, WebSocketException):
+                self._listen()
             time.sleep(0.05)
+
+    def _listen(self) -> None:
+        headers = {"Last-Event-ID": self._last} if self._last else {}
+        with self._box.begun(self._token, "GET", f"/v1/events{self._query}", headers=headers) as answer:
+            if answer.status == 200:
+                self.resumed += 1
+                self._take(answer)
 
     def _take(self, answer: Any) -> None:
         number = 0
@@ -74,6 +78,26 @@ class Listener:
         return self.events
 
 
+class SocketListener(Listener):
+    """By a control connection."""
+
+    def _listen(self) -> None:
+        headers = {"Authorization": f"Bearer {self._box.texts[self._token]}"}
+        opened = connect("ws://roost.test/v1/control", sock=self._box.connected(), additional_headers=headers,
+                         compression=None, ping_interval=None)  # fmt: skip
+        with opened as sock:
+            where = f"?after={self._last}" if self._last else self._query
+            sock.send(json.dumps({"id": 1, "method": "GET", "path": f"/v1/events{where}"}))
+            if json.loads(sock.recv(10))["status"] != 200:
+                return
+            self.resumed += 1
+            while not self._ended.is_set():
+                with suppress(TimeoutError):
+                    told = json.loads(sock.recv(0.5))
+                    self.events.append((told["seq"], told["data"]))
+                    self._last = str(told["seq"])
+
+
 def in_history(box: ApiLab, limit: int = 10_000) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = box.daemon.get("/v1/history", limit=limit)
     return rows
@@ -81,7 +105,7 @@ def in_history(box: ApiLab, limit: int = 10_000) -> list[dict[str, Any]]:
 
 def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(box: ApiLab) -> None:
     sockets = [box.client() for _ in range(5)]
-    listener, numbers = Listener(box, "?last=10000"), count()
+    listeners, numbers = [kind(box, "?last=10000") for kind in (Listener, SocketListener)], count()
     kills = {20: "api", 40: "daemon", 60: "api", 80: "daemon"}
     for turn in range(100):
         _, address = sockets[next(numbers) % 5]
@@ -89,7 +113,8 @@ def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(
         box.daemon.act(address, action)
         if turn in kills:
             ends = sum(before < turn for before in kills)
-            wait_until(lambda ends=ends: listener.resumed >= ends, 20, "it listens again")  # type: ignore[misc]
+            resumed = lambda ends=ends: min(each.resumed for each in listeners) >= ends  # noqa: E731
+            wait_until(resumed, 20, "they listen again")
         if (what := kills.get(turn)) == "api":
             pid = box.pid
             assert pid is not None
@@ -103,12 +128,13 @@ def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(
                 (sock, one) for sock, one in sockets if one in {row["client"] for row in box.daemon.connections()}
             ]
             assert len(sockets) == 5
-    wait_until(lambda: len(listener.events) >= len(in_history(box)), 20, "all is told")
-    heard = listener.end()
-    assert listener.resumed >= 4
-    assert [number for number, _ in heard] == list(range(heard[0][0], heard[0][0] + len(heard)))
-    assert heard[0][0] == 1
-    assert [row for _, row in heard] == [{k: v for k, v in row.items() if k != "successor"} for row in in_history(box)]
+    wait_until(lambda: min(len(each.events) for each in listeners) >= len(in_history(box)), 20, "all is told")
+    heard = [each.end() for each in listeners]
+    kept = [{k: v for k, v in row.items() if k != "successor"} for row in in_history(box)]
+    for each, events in zip(listeners, heard, strict=True):
+        assert each.resumed >= 4
+        assert [number for number, _ in events] == list(range(1, 1 + len(kept)))
+        assert [row for _, row in events] == kept
 
 
 def test_a_server_hears_of_its_clients_alone(box: ApiLab) -> None:

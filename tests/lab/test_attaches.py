@@ -22,7 +22,7 @@ from tests.lab.engine_lab import receive
 
 PORT = 8000
 # A link that is quiet for as long as the two ends: longer than a test of a loaded machine takes to its next step.
-POLICY = {"active_quiet": "200ms", "standby_quiet": "2s", "idle_quiet": "never"}
+POLICY = {"active_quiet": "5s", "standby_quiet": "1s", "idle_quiet": "never"}
 
 
 class Box:

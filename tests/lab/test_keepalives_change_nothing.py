@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 
 from appliance.lab import DaemonHandle, Lab, wait_until
+from control.api.metrics import families
 from control.core.states import State
 from tests.lab.aging import Sleepers
 from tests.lab.echo import Echo
@@ -23,6 +25,9 @@ CLIENTS = 10_000
 EVERY_S = 30
 ROUNDS = 10  # of a keep-alive each: five minutes
 POLICY = {"active_quiet": "100ms", "standby_quiet": "100ms", "idle_quiet": "100ms", "probe_interval": "never"}
+BY_TIME = re.compile("roost_(uptime|resident_memory|dispatch_batches|pressure|store_last_commit|class_count_timestamp)")
+"""Metrics that time, or the machine, changes."""
+
 TABLES = (
     "sleeping",
     "history",
@@ -55,6 +60,13 @@ def counters(daemon: DaemonHandle) -> dict[str, Any]:
     return {**status["counters"], **status["control"], **status["connections"]}
 
 
+def metrics(daemon: DaemonHandle) -> dict[str, float]:
+    """By name and labels, of what Prometheus is told."""
+    told = families({**daemon.status(), "own": {}})
+    samples = (sample for family in told for sample in family.samples)
+    return {f"{one.name} {one.labels}": one.value for one in samples if not BY_TIME.match(one.name)}
+
+
 @contextmanager
 def following(daemon: DaemonHandle) -> Iterator[Iterator[str]]:
     """The transitions that are told from now on, JSON."""
@@ -85,12 +97,13 @@ def test_figure_24_keepalives_of_10_000_clients_for_five_minutes_change_nothing(
         wait_until(all_sleep, 60, "all are in SLEEP")
         daemon.restart()  # what its snapshots count begins here
         taken, rows, counted = len(snapshots(database)), stored(database), counters(daemon)
+        page = metrics(daemon)
         with following(daemon) as lines:
             for _ in range(ROUNDS):
                 Sleepers(daemon.pin_dir).grow_older(EVERY_S)
                 kept = simulator.keep_alive(everybody, timeout_s=60)
                 assert (kept.done, kept.retransmitted) == (CLIENTS, 0)
-            after, rows_after = counters(daemon), stored(database)
+            after, rows_after, page_after = counters(daemon), stored(database), metrics(daemon)
             assert simulator.speak(range(1), 100, 100).done == 1  # by which is seen that the stream tells something
             told = [json.loads(next(lines))]
             while told[-1]["to"] != "SLEEP":
@@ -101,6 +114,8 @@ def test_figure_24_keepalives_of_10_000_clients_for_five_minutes_change_nothing(
     assert rows_after == rows
     changed = {name: after.get(name, 0) - counted.get(name, 0) for name in counted | after}
     assert {name: count for name, count in changed.items() if count} == {"keepalives_answered": ROUNDS * CLIENTS}
+    differs = {name: value - page.get(name, 0) for name, value in page_after.items() if value != page.get(name, 0)}
+    assert differs == {"roost_keepalives_answered_total {}": ROUNDS * CLIENTS}
     assert len({row["id"] for row in told}) == 1
     flows: Counter[str] = sum((counts for service, counts in since if service), Counter())
     states = {state.label: flows.pop(state.label, 0) for state in State}

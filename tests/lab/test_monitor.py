@@ -95,7 +95,9 @@ def limited(pid: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def test_few_descriptors_take_awake_connections_out_of_the_kernel(stack: ExitStack, nat_free_lab: Lab) -> None:
+def test_figure_21_few_descriptors_take_awake_connections_out_of_the_kernel(
+    stack: ExitStack, nat_free_lab: Lab
+) -> None:
     rig = Rig(stack, nat_free_lab)
     open_now = len(list(Path(f"/proc/{rig.daemon.pid}/fd").iterdir()))
     limits = Path(f"/proc/{rig.daemon.pid}/limits").read_text()
@@ -109,7 +111,9 @@ def test_few_descriptors_take_awake_connections_out_of_the_kernel(stack: ExitSta
     assert rig.states()["ACTIVE"] > 0, "no more than are too many"
 
 
-def test_a_cgroup_whose_memory_is_filled_takes_records_into_the_database(stack: ExitStack, nat_free_lab: Lab) -> None:
+def test_figure_21_a_cgroup_whose_memory_is_filled_takes_records_into_the_database(
+    stack: ExitStack, nat_free_lab: Lab
+) -> None:
     rig = Rig(stack, nat_free_lab, "IDLE", memory=90, rate=20)
     with limited(rig.daemon.pid) as group:
         fill = f'echo $$ > {group}/cgroup.procs && exec "{sys.executable}" -c "$0" {LIMIT * 9 // 10}'
@@ -120,7 +124,9 @@ def test_a_cgroup_whose_memory_is_filled_takes_records_into_the_database(stack: 
         assert rig.causes("SLEEP") == {"pressure"}
 
 
-def test_a_busy_machine_takes_awake_connections_out_of_the_kernel(stack: ExitStack, nat_free_lab: Lab) -> None:
+def test_figure_21_a_busy_machine_takes_awake_connections_out_of_the_kernel(
+    stack: ExitStack, nat_free_lab: Lab
+) -> None:
     rig = Rig(stack, nat_free_lab, cpu_stall=10, rate=20)
     for _ in range(2 * (os.cpu_count() or 1)):
         stack.enter_context(running(sys.executable, "-c", BUSY))
