@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every change that is asked for leaves a row in the store: who, from where, what, and what came of it; also where the
-API's process has refused it."""
+API's process has refused it, and where it was by a signal."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ BROKEN: Final = "it broke off; the daemon's log may say why"
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRIES: Final = frozenset({"/v1/policy/try"})
 """Requests with a body that change nothing: kept where they are refused, or fail."""
+
+
+def of_signal(name: str, about: str, error: str = "") -> Audit:
+    """Of a change that a signal asks for. about: what it is of. error: why it was refused."""
+    asker = Asker.of("", "")
+    return Audit(time.time_ns() // 1_000_000, asker.who, asker.origin, name, plain(about, PATH_LENGTH), "",
+                 422 if error else 200, plain(error, ERROR_LENGTH))  # fmt: skip
 
 
 class Audited:

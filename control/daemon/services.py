@@ -11,7 +11,7 @@ from typing import Protocol
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
-from control.config import Config, ConfigError, Conflict, Service
+from control.config import Config, Conflict, Service
 from control.core.logs import about
 from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded, waits_for_a_restart
@@ -84,13 +84,9 @@ class Services:
                 sentence = f'until a restart, [[service]] "{one.name}": sleep_keepalive = "none" {problem}'
                 yield sentence, ("service", index)
 
-    def read(self) -> Config | None:
-        """The configuration as it is written now; None: it cannot be used."""
-        try:
-            return configuration.load(self.path, self._wait_for_a_restart)
-        except ConfigError as error:
-            log.error("SIGHUP: the configuration stays as it is: %s", error)
-            return None
+    def read(self) -> Config:
+        """The configuration as it is written now. Raises ConfigError."""
+        return configuration.load(self.path, self._wait_for_a_restart)
 
     def coming(self, new: Config) -> list[str]:
         """The names of services that are new, as far as a running daemon takes them in."""

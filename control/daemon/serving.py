@@ -26,9 +26,10 @@ from appliance.frontends.frontend import Frontend, Settings
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.wire import Event, ServerAddress, endpoint_text
 from control.channel.api import make_app, make_server
+from control.channel.audit import of_signal
 from control.channel.operations import Operations
 from control.clients.rules import Rules
-from control.config import Attach, Config, Service
+from control.config import Attach, Config, ConfigError, Service
 from control.core.ports import TransitionsPort
 from control.core.signals import on_signal
 from control.daemon.end import DRAIN_S, End
@@ -177,6 +178,7 @@ class Serving:
 
     def _on_drain(self) -> None:
         log.info("SIGUSR1: every connection gets its row, for another machine to take over")
+        self._operations.record(of_signal("SIGUSR1", "drain"))
         self._manager.stopping(DRAIN_S + SPARE_S)
         self._end.drain()
 
@@ -190,7 +192,9 @@ class Serving:
     async def _take_over(self) -> None:
         async with self._one_reload:
             try:
-                if (new := self._services.read()) is not None:
+                new, wrong = self._read()
+                self._operations.record(of_signal("SIGHUP", str(self._services.path), wrong))
+                if new is not None:
                     numbers = await self._number(self._services.coming(new))
                     self._services.take_over(new, numbers, self._engine)
                     self._watch()
@@ -202,6 +206,13 @@ class Serving:
             if new is not None:
                 await self._reach.take_over(new)
                 await asyncio.to_thread(self._rules.apply)
+
+    def _read(self) -> tuple[Config | None, str]:
+        try:
+            return self._services.read(), ""
+        except ConfigError as error:
+            log.error("SIGHUP: the configuration stays as it is: %s", error)
+            return None, str(error)
 
     async def _number(self, names: Sequence[str]) -> Mapping[str, int]:
         try:

@@ -394,3 +394,10 @@ def test_the_list_of_servers_is_taken_over_without_a_restart() -> None:
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: "the configuration stays as it is" in daemon.log_tail(), 10, "a wrong list is refused")
         assert 8003 in states(daemon)
+        wait_until(lambda: len(daemon.get("/v1/audit")) == 2, 10, "both are on record")
+        done, refused = daemon.get("/v1/audit")
+        assert {(row["method"], row["path"], row["who"], row["origin"]) for row in (done, refused)} == {
+            ("SIGHUP", str(daemon.config), "root", "local")
+        }
+        assert (done["status"], done["error"], refused["status"]) == (200, None, 422)
+        assert '"nowhere"' in refused["error"]

@@ -230,7 +230,7 @@ def test_every_conflict_is_named_at_the_key_that_its_sentence_names() -> None:
     ]
 
 
-def test_a_reload_tells_the_same_with_the_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_tells_the_same_with_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "roost.toml"
     services = Services(str(path), parse('[router]\nlan = ["lan0"]\n' + SERVICE), {"a": 1}, {})
     for text, line, said in (
@@ -238,8 +238,9 @@ def test_a_reload_tells_the_same_with_the_lines(tmp_path: Path, caplog: pytest.L
         ("[table]\nfilter = 5\n" + SERVICE + 'sleep_keepalive = "none"', 7, 'until a restart, [[service]] "a": '),
     ):
         path.write_text(text)
-        assert services.read() is None
-        assert f"SIGHUP: the configuration stays as it is: {path}:{line}:1: {said}" in caplog.text
+        with pytest.raises(ConfigError) as refused:
+            services.read()
+        assert f"{path}:{line}:1: {said}" in str(refused.value)
 
 
 def test_a_missing_or_binary_file_is_said_plainly(tmp_path: Path) -> None:

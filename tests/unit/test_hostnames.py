@@ -126,9 +126,7 @@ class Told:
 
 
 def reload(services: Services, engine: Told) -> None:
-    new = services.read()
-    assert new is not None
-    services.take_over(new, {}, engine)
+    services.take_over(services.read(), {}, engine)
 
 
 def test_an_address_that_comes_or_goes_is_told_as_a_sighup_tells_it(tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ class Change(TypedDict):
     who: str
     """the token's name; by the daemon's socket what was said"""
     origin: str
-    """the address that it came from; local: the daemon's socket"""
+    """the address that it came from; local: the daemon's socket, or a signal"""
     method: str
-    """of the request"""
+    """of the request, or the signal's name"""
     path: str
-    """of the request, its first 500 characters"""
+    """of the request, its first 500 characters; SIGHUP: the configuration's"""
     body: str
     """its first 1,000 bytes"""
     status: Annotated[int, Field(ge=100, le=599)]
