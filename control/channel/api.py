@@ -21,7 +21,7 @@
     PUT  /v1/names/{name}/tags                      {"add": [...], "remove": [...]}
     GET  /v1/tags?after=&limit=                     tags in their order, and how many names have each
     GET  /v1/events?last=                           server-sent events: transitions as they happen
-    GET  /v1/history?limit=                         the last transitions
+    GET  /v1/history?limit=&id=                     the last transitions, of all or of one, which may have ended
     GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
     GET  /v1/audit?limit=&who=&refused=             the last changes that were asked for (audit.py)
     GET  /v1/openapi.json                           what all of these take and answer (control/api/document.py)
@@ -225,8 +225,8 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _json(operations.dialled())
 
     @app.get("/v1/history")
-    def recent(limit: par.Last100000 = 100) -> Response:
-        return _json(operations.view.recent(limit))
+    def recent(limit: par.Last100000 = 100, id: par.OfOneId = None) -> Response:
+        return _json(operations.view.recent(limit, id))
 
     @app.get("/v1/attaches")
     def attaches(limit: par.Last10000 = 100, failed: par.Refused = False) -> Response:

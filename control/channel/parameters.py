@@ -110,6 +110,9 @@ BeforeVersion = Annotated[
     Query(ge=0, le=2**53 - 1, description="of versions before this one: an answer has some megabytes at most"),
     DIGITS,
 ]
+OfOneId = Annotated[
+    int | None, Query(ge=1, le=2**53 - 1, description="of the connection that has, or had, this number"), DIGITS
+]
 OfOneRule = Annotated[str | None, Query(description="of this rule alone", examples=["meters"])]
 
 # -- of a client that would connect -----------------------------------------------------------------------------------

@@ -15,18 +15,23 @@ from control.cli.table import ends_text, local_time
 @click.command("events")
 @click.option("-f", "--follow", is_flag=True, help="Go on with transitions as they happen.")
 @click.option("-n", "--last", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Past ones to show.")
+@click.option("--id", "number", type=click.IntRange(1, 2**53 - 1), metavar="NUMBER",
+              help="Past ones of this connection alone, ended or not; `roost show` has them.")  # fmt: skip
 @daemon_options
 @json_option
-def command(follow: bool, last: int, daemon: Client, as_json: bool) -> None:
+def command(follow: bool, last: int, number: int | None, daemon: Client, as_json: bool) -> None:
     """The transitions of connections, as they happened and as they happen. With --json one object a line.
 
     \b
     Example:
+      roost events --id 4711
       roost events --follow
       roost events -n 1000 --json | jq -r .cause | sort | uniq -c
     """
+    if follow and number is not None:
+        raise click.UsageError("--id is for what has happened; --follow goes on with those of all")
     if not follow:
-        for row in daemon.get("/v1/history", limit=last):
+        for row in daemon.get("/v1/history", limit=last, id=number):
             _print(row, as_json)
         return
     try:

@@ -259,9 +259,9 @@ class Calls:
         return Call("GET", path_of("status"))
 
     @Asks
-    def history(self, limit: int | None = None) -> Call[list[an.Transition]]:
-        """The last transitions, oldest first."""
-        return Call("GET", path_of("history"), {"limit": limit})
+    def history(self, limit: int | None = None, id: int | None = None) -> Call[list[an.Transition]]:
+        """The last transitions, oldest first. id: of the connection that has, or had, this number."""
+        return Call("GET", path_of("history"), {"limit": limit, "id": id})
 
     @Asks
     def attaches(self, limit: int | None = None, failed: bool = False) -> Call[list[an.Attach]]:

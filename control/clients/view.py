@@ -321,9 +321,10 @@ class View:
 
     # -- history ------------------------------------------------------------------------------------------------------
 
-    def recent(self, limit: int) -> list[dict[str, Any]]:
-        """The last transitions in the history, oldest first."""
-        return [self.transition_row(row) for row in self._store.recent_history(limit)]
+    def recent(self, limit: int, number: int | None = None) -> list[dict[str, Any]]:
+        """The last transitions in the history, oldest first. number: of this connection alone."""
+        found = self._store.recent_history(limit) if number is None else self._store.history_of(number, limit)
+        return [self.transition_row(row) for row in found]
 
     def attaches(self, limit: int, failed: bool) -> list[dict[str, Any]]:
         """The last servers that asked for a client, those that asked first before the others. failed: those that were

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
 import ssl
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +53,16 @@ def test_an_operator_steers_a_client_and_it_is_kept_who_did(box: ApiLab) -> None
     )
     assert box.ask("viewer", "POST", path_of(address, "/wake"))[0] == 403
     box.woken(client)
+
+    def past() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = box.ask("viewer", "GET", f"/v1/history?id={shown['id']}&limit=2")[1]
+        return rows
+
+    wait_until(lambda: [row["to"] for row in past()] == ["ACTIVE", "STANDBY"], 5, "what became of it is told")
+    argv = [sys.executable, "-m", "control.cli.main", "events", "--id", str(shown["id"]), "-n", "1", "--json"]
+    said = subprocess.run([*argv, "--socket", str(box.daemon.control_socket)], capture_output=True, text=True,
+                          check=True, env=python_environment())  # fmt: skip
+    assert json.loads(said.stdout) == past()[-1]
     assert box.ask("operator", "PUT", path_of(address, "/policy"), {"values": {"idle_quiet": "5m"}})[0] == 200
     status, refused = box.ask("operator", "PUT", path_of(address, "/policy"), {"values": {"idle_quiet": "soon"}})
     assert (status, "idle_quiet" in refused["error"]) == (422, True)

@@ -340,12 +340,17 @@ def test_one_connection_is_explained_moved_named_and_given_values(page: Browser,
     page.reads("The name gate-7 is forgotten.", css="#notice")
     page.press("Close")
     page.press("Cancel", "dialog")
+    number = box.daemon.get(f"/v1/connections/{address}")["id"]
     assert state_of(box, address) == "STANDBY"
     page.press("Close")
     page.press("Close", "dialog")
     page.reads("is in CLOSED", css="#notice")
     assert state_of(box, address) == "CLOSED"
     assert page.run("return location.hash") == "#/connections"
+    for link in (f"#/connections/{number}", f"#/connections/{address}?id={number}"):
+        page.go(link)
+        page.reads(f"Number {number} has ended.", "client-connect", "CLOSED")
+        page.reads("no connection", css="#problem")
 
 
 def test_rules_are_tried_put_in_force_and_taken_back(page: Browser, box: ApiLab) -> None:

@@ -596,6 +596,9 @@ def test_the_name_of_a_living_connection_that_a_later_one_gets_closes_the_older(
     (end,) = rig.view.recent(1)
     assert (end["id"], end["cause"], end["successor"]) == (1, "client-connect", 7)
     assert rig.view.show("7")["came_back_from"] == [1]
+    assert rig.view.recent(10, 1)[-1] == end, "one that has ended is told of by its number"
+    assert all(row["id"] == 1 for row in rig.view.recent(10, 1))
+    assert rig.view.recent(10, 2) == []
 
 
 def test_a_name_closes_nothing_but_an_older_living_connection_that_loses_its_last_one(rig: Rig) -> None:

@@ -47,7 +47,7 @@ export async function connection(look) {
   try {
     one = await refresh();
   } catch (error) {
-    if (!why.hasChildNodes()) main.replaceChildren(heading, h("p", { class: "lead" }, "Nothing is known of it now."));
+    if (!why.hasChildNodes()) main.replaceChildren(heading, ...await whatWas(query.get("id") ?? id, error, signal));
     throw error;
   }
   every(EVERY_S, refresh);
@@ -131,6 +131,15 @@ function namePanel(parts, one) {
       : h("p", { class: "small last" }, "Tags are a name's: give it a name first."));
 }
 
+// One that has ended, by its number.
+async function whatWas(id, error, signal) {
+  const asked = error.status === 404 && /^\d+$/.test(id) && !session.isServer;
+  const history = asked ? await api.get("/v1/history", { id, limit: ROWS }, signal) : [];
+  const lead = history.length ? `Number ${id} has ended.` : "Nothing is known of it now.";
+  return [h("p", { class: "lead" }, lead),
+    history.length && panel("Timeline", ...timeline({ history, state: history.at(-1).to }))].filter(Boolean);
+}
+
 function known(one) {
   const link = (tag) => h("a", { class: "tag", href: target("#/connections", { tag }) }, tag);
   const found = [["quiet for", span(one.quiet_s)], ["tags", one.tags.length ? one.tags.map(link) : "none"]];
@@ -142,7 +151,10 @@ function known(one) {
     found.push(["probed", least ? `every ${span(least)}${most ? ` to ${span(most)}` : ""}` : "never"]);
     if (lost) found.push(["without an answer", `${number(lost)} probes`]);
   }
-  if (one.came_back_from) found.push(["came back from", [one.came_back_from].flat().join(", ")]);
+  if (one.came_back_from) {
+    const past = (id) => h("a", { class: "tag", href: target(`#/connections/${id}`, {}) }, `${id}`);
+    found.push(["came back from", session.isServer ? one.came_back_from.join(", ") : one.came_back_from.map(past)]);
+  }
   return pairs(found);
 }
 
