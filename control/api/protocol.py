@@ -68,7 +68,7 @@ SHUTDOWN_S: Final = CLOSE_S
 """Of TLS, from its end: what is in the buffers goes out meanwhile."""
 
 SAY_S: Final = 10.0
-"""How often it is said that connections are refused, at most."""
+"""How often it is said that connections are refused, or left, at most."""
 
 
 def _refusal(status: HTTPStatus, why: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
@@ -125,6 +125,26 @@ class _OverError(Exception):
     """Of a callback: the parser is to look at no more."""
 
 
+class _Seldom:
+    """A line of the log every SAY_S, at most; what: of the connections that it counts."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = 0
+        self._at = 0.0
+
+    def say(self, source: str, why: str) -> None:
+        self._count += 1
+        if time.monotonic() >= self._at:
+            self._at = time.monotonic() + SAY_S
+            log.warning("%d connections %s since this was last said; this one from %s: %s", self._count, self._what,
+                        source, why)  # fmt: skip
+            self._count = 0
+
+
+_left: Final = _Seldom("left")
+
+
 class _Taking:
     """A protocol whose peer must take what fills the buffer, or is left."""
 
@@ -133,11 +153,16 @@ class _Taking:
 
     def pause_writing(self) -> None:
         super().pause_writing()  # type: ignore[misc]
-        self._full = asyncio.get_running_loop().call_later(TAKE_S, self.transport.abort)
+        self._full = asyncio.get_running_loop().call_later(TAKE_S, self._leave)
 
     def resume_writing(self) -> None:
         super().resume_writing()  # type: ignore[misc]
         self._room()
+
+    def _leave(self) -> None:
+        source = source_of(self.transport.get_extra_info("peername")[0])
+        _left.say(source, f"it took nothing for {TAKE_S:.0f} s; events go on behind the last that it had")
+        self.transport.abort()
 
     def _room(self) -> None:
         if self._full is not None:
@@ -360,8 +385,7 @@ class Listener:
         self._rates = Rates(rate, max(rate * BURST_S, 1.0))
         self._tasks = set[asyncio.Task[None]]()
         self._open = set[Bounded]()
-        self._refused = 0
-        self._say_at = 0.0
+        self._refused = _Seldom("refused")
 
     async def run(self, listener: socket.socket) -> None:
         """For ever."""
@@ -396,12 +420,7 @@ class Listener:
 
     def _refuse(self, connection: socket.socket, source: str, why: str) -> None:
         connection.close()
-        self._refused += 1
-        if time.monotonic() >= self._say_at:
-            self._say_at = time.monotonic() + SAY_S
-            log.warning("%d connections refused since this was last said; this one from %s: %s", self._refused, source,
-                        why)  # fmt: skip
-            self._refused = 0
+        self._refused.say(source, why)
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()

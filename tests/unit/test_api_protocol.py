@@ -78,7 +78,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("app", [endless, long])
-def test_who_takes_nothing_is_left_in_time(app: Any) -> None:
+def test_who_takes_nothing_is_left_in_time(app: Any, caplog: pytest.LogCaptureFixture,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(protocol, "_left", protocol._Seldom("left"))
+
     async def scene() -> None:
         async with served(app) as (port, listener):
             with asks(port):
@@ -88,6 +91,8 @@ def test_who_takes_nothing_is_left_in_time(app: Any) -> None:
                 assert 0.2 < time.monotonic() - began < 5
 
     asyncio.run(scene())
+    said = "1 connections left since this was last said; this one from 127.0.0.1: it took nothing for"
+    assert (said in caplog.text) == (app is endless), "the other one's answer has ended"
 
 
 def test_who_takes_it_slowly_gets_all() -> None:
