@@ -135,6 +135,8 @@ _bench("control", "How long the API takes, beside the writing of history and wit
 _bench("persist", "What the database takes: transitions, sleepers and wakes a second.",
        _number("--rows", 1_000_000, "Of history.", 1000), _number("--sleepers", 1_000_000, least=1000),
        _number("--runs", 3))  # fmt: skip
+_bench("export", "How long the record takes to become Parquet; each row once, whatever is killed.",
+       _number("--rows", 10_000_000, "Transitions.", 1000))  # fmt: skip
 _bench("report", "How long a report takes, beside DuckDB.", _number("--rows", 100_000_000, "Transitions.", 10_000))
 _bench("truth", "What a report finds of a simulated fleet whose truth is known.",
        _number("--rows", 20_000_000, "Transitions, about.", 10_000),

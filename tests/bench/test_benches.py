@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
@@ -18,6 +19,7 @@ from tests.bench import (
     chaos,
     churn,
     control,
+    export,
     flood,
     growth,
     hold,
@@ -34,6 +36,7 @@ from tests.bench import (
     wake,
 )
 from tests.bench.figures import Report
+from tests.databases import Sqlite
 
 LIFE = {"lost_connections", "lost_bytes", "resets", "pause_ms", "seconds", "connections"}
 """Of every bench in which Roost goes away for a while."""
@@ -80,6 +83,11 @@ CONTRACT = {
     "soak": (LIFE - {"pause_ms"})
     | {"unanswered_keepalives", "illegal_transitions", "memory_growth_ratio", "faults", "findings"},
     "growth": {"bytes_ratio", "ns_ratio"},
+    "export": {
+        f"{kind}{name}"
+        for kind in ("", "postgresql_")
+        for name in (*export.UNITS, "lost_rows", "doubled_rows", "wrong_rows")
+    },
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "control": {
         "get_ms_p99",
@@ -306,6 +314,25 @@ def test_restart_measures_until_all_rows_are_back_after_a_reboot() -> None:
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist, "GETS_S", 0.3)
     assert_sound(persist.run(rows=5000, sleepers=2000, runs=1))
+
+
+def test_export_has_each_row_once() -> None:
+    assert_sound(export.run(rows=5000))
+
+
+def test_export_counts_rows_that_are_lost_doubled_and_wrong(tmp_path: Path) -> None:
+    database = Sqlite(tmp_path)
+    exporting = export.Exporting(database, tmp_path, 5000)
+    export.fill(database, 5000, exporting.step)
+    exporting.whole(tmp_path / "out")
+    assert exporting.compared(tmp_path / "out") == (0, 0, 0)
+    files = sorted((tmp_path / "out" / "history").glob("*/*/*.parquet"))
+    rows = [pyarrow.parquet.read_metadata(file).num_rows for file in files]
+    (files[0].parent / "again.parquet").write_bytes(files[0].read_bytes())
+    files[1].unlink()
+    assert exporting.compared(tmp_path / "out") == (rows[1], rows[0], 0)
+    exporting.step += 1
+    assert exporting.compared(tmp_path / "out")[2] == 5000 - rows[1] + rows[0]
 
 
 def test_control_asks_a_daemon_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
