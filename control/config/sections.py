@@ -196,6 +196,9 @@ InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "
 ServersRequest = Literal[InBandRequest, "release"]
 
 
+Step = Literal["agent", "dial", "wait"]
+
+
 class Policy(Section):
     """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
     byte in either direction: keep-alives are not activity."""
@@ -280,6 +283,12 @@ class Policy(Section):
         10.0, le=3600, description="how long it waits, or tries to take over; then it is refused"
     )
 
+    when_absent: Annotated[tuple[Step, ...], BeforeValidator(words)] = Field(
+        ("agent", "dial", "wait"),
+        description="what may be done for a server that wants a client which is not connected: of `[absent] steps` "
+        "those that are tried for this client, in that order; empty: none, the server is refused at once. Rules give "
+        "it by the client's name and tags, and by the address and the service of its last connection",
+    )
     least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
         0.0,
         description="where clients or servers may set quiet intervals in band: a shorter one is refused, and one that "
@@ -385,7 +394,7 @@ class Absent(Section):
     """What is done for a server that asks for a client which is not connected, by the proxy ([attach]). `dial` is done
     for one that connects to its client's address as well, at a port in [router] attach_ports."""
 
-    steps: tuple[Literal["agent", "dial", "wait"], ...] = Field(
+    steps: tuple[Step, ...] = Field(
         ("agent",),
         description="what is tried, in this order; `[]`: the server is refused at once. `agent`: the agent that has "
         "the client's name is asked, see docs/agents.md; `dial`: the appliance connects to the client; `wait`: the "

@@ -31,6 +31,7 @@ from appliance.wire import EngineOptions, EventType
 from control.channel.operations import Operations
 from control.channel.status import Status
 from control.channel.tokens import Tokens
+from control.clients.absence import Absence
 from control.clients.explain import Explainer
 from control.clients.giving import Giving
 from control.clients.grouping import Grouping
@@ -262,7 +263,8 @@ class Daemon:
         names.listen_to_connections(grouping.losing, grouping.look)
         rules.listen(grouping.look_at_all)
         locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
-        reach = Reach(config, engine, dispatcher, store, names, services.by_number, locator, tls)
+        reach = Reach(config, engine, dispatcher, store, names, services.by_number, locator,
+                      Absence(rules, names, services.configured), tls)  # fmt: skip
         requests = InBandRequests(engine, names, reach.spoken_for, services.by_number, config.attach.domain)
         dispatcher.handle(EventType.IN_BAND, requests.ask)
         dispatcher.handle(EventType.LINK, reach.links.linked)

@@ -184,7 +184,15 @@ def _changed(service: Service, given: Given, config: Config) -> tuple[Service, G
         found = found or Problem(tuple(names), f'rule {told}, service "{service.name}": sleep_keepalive = "none" {why}')
         dropped = {key, "most_probe_interval"} if key == "probe_interval" else {key}
         given = {name: one for name, one in given.items() if name not in dropped}
-    return changed, given, found
+    return changed, given, found or _of_absent(given, config)
+
+
+def _of_absent(given: Given, config: Config) -> Problem | None:
+    steps, rule = given.get("when_absent", ((), ""))
+    if not steps or set(steps) & set(config.absent.steps):
+        return None
+    said, there = ", ".join(steps), ", ".join(config.absent.steps) or "none"
+    return Problem((rule,), f'rule "{rule}": when_absent is {said}, and [absent] steps has {there}: nothing is done')
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
 from functools import partial
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from appliance.frontends.target import Address, Name, Target, parse_address
-from appliance.wire import Key, pack_address
+from appliance.wire import ANY_LOCAL, Key, pack_address
+from control.clients.absence import Absence
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.config import Absent as Policy
@@ -22,6 +26,7 @@ from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
+from control.store.database import StoreError
 
 log = logging.getLogger("roost.reach")
 
@@ -30,11 +35,12 @@ ABSENT = (ENOENT, ENOTCONN)
 
 
 class Absent:
-    """All of it runs in one event loop."""
+    """All of it runs in one event loop. absence: what may be done for whom."""
 
-    def __init__(self, policy: Policy, locator: Locator, names: Registry, arrivals: Arrivals, linker: Linker,
-                 agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
+    def __init__(self, policy: Policy, absence: Absence, locator: Locator, names: Registry, arrivals: Arrivals,
+                 linker: Linker, agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
         self._policy = policy
+        self._absence = absence
         self._locator = locator
         self._names = names
         self._arrivals = arrivals
@@ -47,7 +53,11 @@ class Absent:
         if error not in ABSENT:
             return error
         steps = {"agent": self._agent, "dial": self._dial, "wait": self._wait}
-        for step in self._policy.steps:
+        try:
+            may = await self._may_be_tried(target)
+        except OSError as why:
+            return why.errno or EIO
+        for step in filter(may.__contains__, self._policy.steps):
             try:
                 outcome = await steps[step](target, server)
             except OSError as why:
@@ -57,6 +67,22 @@ class Absent:
                 return 0
             error = error if outcome is None else outcome
         return error
+
+    async def _may_be_tried(self, target: Target) -> Collection[str]:
+        """Raises OSError, EIO, when that cannot be read."""
+        name, key = "", None
+        if not self._absence.is_of_some:
+            return self._policy.steps
+        if isinstance(target, Address):
+            key = Key(pack_address(target.host), target.port, ANY_LOCAL, 0)
+        elif (local := self._locator.local_name(target)) is not None:
+            name, named = local, await self._locator.named(target)
+            key = Key.unpack(named.key) if named is not None else None
+        try:
+            return await asyncio.to_thread(self._absence.steps, name, key)
+        except (StoreError, RegistryError, SQLAlchemyError) as error:
+            log.warning("%s is not reached: which of its rules say how cannot be read: %s", name, error)
+            raise OSError(EIO, "the database cannot be read") from error
 
     async def _agent(self, target: Target, server: AttachRequest) -> int | None:
         name = self._locator.local_name(target) if isinstance(target, Name) else None

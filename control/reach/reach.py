@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from appliance.wire import Event, Limited
+from control.clients.absence import Absence
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.config import Config, Service
@@ -36,7 +37,7 @@ class Reach:
     """services: by number, as the daemon keeps them. tls: of agents, None: none."""
 
     def __init__(self, config: Config, engine: EnginePort, dispatcher: DispatcherPort, store: Store, names: Registry,
-                 services: Mapping[int, Service], locator: Locator,
+                 services: Mapping[int, Service], locator: Locator, absence: Absence,
                  tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
         kinds = {index: service.kind for index, service in services.items() if service.kind != "server"}
         policy, domain = config.absent, config.attach.domain
@@ -74,7 +75,7 @@ class Reach:
             numbers = {service.name: index for index, service in services.items()}
             dialled_by = {version: numbers[name] for version, name in config.dial_services.items()}
             self._dialler = Dialler(policy, engine, dispatcher, dialled_by, self.dialled, locator.addresses.has)
-        absent = Absent(policy, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
+        absent = Absent(policy, absence, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
         self.may_attach = partial(engine.within_limit, Limited.ATTACHES)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)

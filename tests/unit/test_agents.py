@@ -33,6 +33,7 @@ from control.reach.tls import server_context
 from control.store.store import Store
 from tests.certificates import make_certificate
 from tests.unit.fake_engine import FakeEngine, event, key, record
+from tests.unit.test_absence import absence
 
 SERVICE = """
 [[service]]
@@ -64,7 +65,8 @@ class Daemon:
         self.dispatcher = Dispatcher(engine, store, 1000)
         names, services = Registry(store, engine), {AGENTS: config.service[0]}
         locator = Locator(engine, store, names, services, "roost", [])
-        self.reach = Reach(config, engine, self.dispatcher, store, names, services, locator, tls)
+        self.reach = Reach(config, engine, self.dispatcher, store, names, services, locator,
+                           absence(store, names, services, config), tls)  # fmt: skip
         self.agents = self.reach.agents
         self.naming = Naming(store, names, locator, "roost", lambda _: None, self.reach.spoken_for)
         self.ends: list[socket.socket] = []

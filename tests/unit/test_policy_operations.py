@@ -499,7 +499,7 @@ def test_every_value_in_force_is_told_with_the_rule_that_gave_it(lite: Box) -> N
     assert values["standby_quiet"] == (7.0, "in band")
     assert values["probe_interval"] == (300.0, "by command")
     assert values["priority"] == ("normal", "default")
-    assert len(values) == 20
+    assert len(values) == 21
     told = lite.ask("GET", "/explain?client=192.0.0.77&service=web")
     assert {row["key"]: row.get("rule") for row in told["values"]}["idle_quiet"] == "net"
 

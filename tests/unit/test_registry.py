@@ -44,6 +44,7 @@ from control.store.store import Store
 from tests.databases import Cluster, Database, Postgres, written
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, key
+from tests.unit.test_absence import absence
 
 CONFIG = """
 [attach]
@@ -82,7 +83,8 @@ class Rig:
             self.store, self.registry, self.locator, config.attach.domain, self.tagged.extend, spoken_for
         )
         self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
-        reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, self.locator)
+        reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, self.locator,
+                      absence(self.store, self.registry, services, config))  # fmt: skip
         self.attaching = reach.attaching
 
     def close(self) -> None:
