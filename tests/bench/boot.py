@@ -20,6 +20,8 @@ one waited for its answer.
     left_behind what `apt-get purge roost` leaves: files, pins, nftables, routing rules and routes, programs and maps,
                 the user; other_version, not_served: whether the upgrade or the last installation came to nothing
     native_xdp  whether the machine's kernel runs Roost in the driver (virtio_net): 1, or 0 for generic XDP
+    api_silent  how often `roost status --url` had no answer of the API's unit: once it is started, and upgraded
+    exposure, api_exposure  of the units, as `systemd-analyze security` counts it: 0 to 10
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from typing import Any, Final
 from appliance.lab import Lab, SwarmGroup, endpoint, wait_until
 from appliance.lab.machine import Machine, missing
 from tests.bench.direct import say
-from tests.bench.figures import Report
+from tests.bench.figures import Report, Target
 from tests.bench.upgrade import Speaking
 from tests.mutants import ROOT
 
@@ -48,6 +50,9 @@ ROUTED: Final = {"both": PORT + 3, "routed": PORT}
 """Where the box is a router, too: a port for those whose servers' sides sleep with them, and the server's own."""
 
 QUIET: Final = {"idle": {"idle_quiet": "1h"}, "awake": {"active_quiet": "never"}}
+API: Final = "127.0.0.1:8443"
+ASK: Final = f"roost status --url http://{API} --token-file /root/token >/dev/null && echo answered"
+EXPOSURE: Final = {"exposure": ("roost", Target(at_most=3.0)), "api_exposure": ("roost-api", Target(at_most=1.5))}
 PROBE_S: Final = 5.0
 PROBES: Final = 100
 POLICY: Final = {"active_quiet": "2s", "standby_quiet": "2s", "idle_quiet": "2s"}
@@ -209,7 +214,7 @@ def booted(report: Report, connections: int, root: str | None, probe_s: float,
         if routed:
             doors |= {"both": (box, ROUTED["both"]), "routed": (server, ROUTED["routed"])}
             more |= {"both": {"interface": "persistent"}, "routed": {"transparent": True}}
-            config["router"] = {"lan": ["lan0"]}
+            config |= {"router": {"lan": ["lan0"]}, "api": {"listen": [API]}}
         for name, values in more.items():
             to = {} if name == "routed" else {"server": endpoint(server, PORT)}
             config["service"].append({"name": name, "listen": endpoint(*doors[name]), **to, **values})
@@ -235,10 +240,16 @@ def run(connections: int = 150, root: str | None = None) -> Report:
     """Boot, serve, upgrade, go away, and come again."""
     report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S:g} s; upgraded")
     with booted(report, connections, root, PROBE_S, routed=True) as (machine, fleet):
+        machine.run("roost token create bench --role viewer >/root/token; systemctl enable --now roost-api")
+        silent = is_silent(machine)
+        for figure, (unit, target) in EXPOSURE.items():
+            told = machine.run("systemd-analyze", "security", "--no-pager", unit)
+            report.add(figure, float(told.rpartition("service: ")[2].split()[0]), "", target)
         before = numbers(machine)
         machine.run(MAKE_HIGHER)
         if fleet.suffer("upgrade", upgrade, speaks="awake", after_s=0):
             report.add_zero("other_numbers", len(before - numbers(machine)), "connections")
+        report.add_zero("api_silent", silent + is_silent(machine), "")
         version = machine.run("dpkg-query", "-W", "-f", "'${Version}'", "roost")
         report.add_zero("other_version", int(not version.endswith(HIGHER)), "")
         machine.run("cp", "-p", "/etc/roost/roost.toml", "/root/kept.toml")
@@ -253,6 +264,16 @@ def run(connections: int = 150, root: str | None = None) -> Report:
         machine.run(f"{FIRST} /root/roost_*.deb")
         report.add_zero("not_served", int(not serving(machine)), "")
     return report
+
+
+def is_silent(machine: Machine) -> bool:
+    """The API's unit gives no answer for a while."""
+    try:
+        wait_until(lambda: "answered" in machine.run(f"{ASK} || true"), SERVING_S, "the API answers", 1.0)
+    except TimeoutError:
+        say(machine.run("journalctl", "-u", "roost-api", "--no-pager", "-n", "20"))
+        return True
+    return False
 
 
 def upgrade(machine: Machine) -> None:

@@ -78,6 +78,9 @@ CONTRACT = {
         "other_numbers",
         "other_version",
         "not_served",
+        "api_silent",
+        "exposure",
+        "api_exposure",
     },
     "reboot": LIFE | {"reboot_s", "cut_s", "behind_s", "ahead_s", "cut_forgotten", "not_woken"},
     "soak": (LIFE - {"pause_ms"})

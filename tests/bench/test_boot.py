@@ -22,7 +22,7 @@ ARM64_PACKAGES: Final = {"qemu-system-arm": Path("/usr/bin/qemu-system-aarch64")
 
 def test_a_booted_machine_loses_none_in_an_upgrade_and_is_as_before_after_a_purge() -> None:
     report = boot.run(connections=51)
-    assert_sound(report)
+    assert_sound(report, *boot.EXPOSURE)
     assert report.figures["native_xdp"].median == 1
 
 
