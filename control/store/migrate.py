@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import StoreError, get_meta, set_meta
-from control.store.schema import REVISION, SCHEMA_VERSION, metadata, revisions
+from control.store.schema import REVISION, SCHEMA_VERSION, metadata, owner, revisions
 
 log = logging.getLogger("roost.store")
 
 _LOCK: str = "SELECT pg_advisory_xact_lock(7236840)"
 
 
-def prepare_tables(connection: Connection) -> bool:
-    """Make them, or upgrade them, in the transaction that is open; whether they are new. Raises StoreError when a later
-    version made them, or when SQLite's file has tables that are another program's alone."""
+def prepare_tables(connection: Connection, ask: Callable[[Connection], None]) -> bool:
+    """Make them, or upgrade them, in the transaction that is open; whether they are new. ask: called before they are
+    upgraded, raises StoreError where they are not to be. Raises StoreError when a later version made them, or when
+    SQLite's file has tables that are another program's alone."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)  # two daemons that start at once; SQLite's BEGIN IMMEDIATE is one
     there = sa.inspect(connection)
@@ -41,6 +43,8 @@ def prepare_tables(connection: Connection) -> bool:
         raise StoreError(f"the database has schema {version}, this roost writes {SCHEMA_VERSION}")
     from control.store.migrations import CommandError, upgrade
 
+    if there.has_table(owner.name):
+        ask(connection)
     try:
         upgrade(connection)
     except CommandError:

@@ -195,7 +195,7 @@ class Ownership:
             raise LeaseRunsError(f"{who}, which was heard of within {LEASE_S:g} s", lease)
 
     def refuse_another(self, connection: Connection) -> None:
-        """Raises OwnedError when this other database, which lies in the place of ours, is another daemon's."""
+        """Before it is claimed: raises OwnedError, LeaseRunsError when the database is another daemon's."""
         if (row := self._found(connection)) is not None:
             self._judge(row)
 

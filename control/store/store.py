@@ -265,7 +265,7 @@ class Store(Latest):
             with connection.begin():
                 begin_writing(connection)
                 may_be_idle(connection, IDLE_S)  # tables are made, perhaps
-                prepare_tables(connection)
+                prepare_tables(connection, self._ownership.refuse_another)
                 self._ownership.claim(connection)
                 if self._paired:
                     self.cookie_secret = starting.cookie_secret(connection)

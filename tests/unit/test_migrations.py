@@ -27,7 +27,7 @@ def opened(database: Database) -> sa.Engine:
 def prepare(engine: sa.Engine) -> bool:
     with engine.begin() as connection:
         begin_writing(connection)
-        return prepare_tables(connection)
+        return prepare_tables(connection, lambda _: None)
 
 
 def test_the_last_revision_is_the_one_that_a_new_database_has() -> None:

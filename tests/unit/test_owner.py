@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from control.daemon.inventory import take_inventory
 from control.store import owner as module
-from control.store import schema
+from control.store import migrations, schema
 from control.store.database import StoreError, now_ms, open_engine, parse_url
 from control.store.owner import Owner
 from control.store.store import Store
@@ -144,6 +144,23 @@ def test_a_living_owners_database_is_not_taken_over_on_request_either(rig: Rig) 
     rig.owned_by(replace(rig.here, instance="there", pid=1, started=module.started(1)))
     with pytest.raises(StoreError, match="is running"):
         rig.store(rig.here, take_over=True).open()
+
+
+def test_tables_of_an_earlier_version_are_not_changed_under_a_daemon_that_lives(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would run out while it waits for them."""
+    upgraded: list[object] = []
+    monkeypatch.setattr(migrations, "upgrade", upgraded.append)
+    rig.owned_by(replace(rig.here, instance="there", pid=1, started=module.started(1)), lease_ms=60_000)
+    rig.database.execute(f"UPDATE {schema.revisions.name} SET version_num = 'earlier'")
+    with pytest.raises(StoreError, match="is running"):
+        rig.store(rig.here).open()
+    assert "has the connections" in rig.store(rig.here, paired_lease_s=2.0).take()
+    assert upgraded == []
+    rig.database.execute("UPDATE owner SET pid = 0, lease_until = 0")
+    assert rig.store(rig.here, take_over=True).open() == ""
+    assert len(upgraded) == 1
 
 
 @pytest.mark.parametrize("differs", ELSEWHERE.values(), ids=ELSEWHERE)
