@@ -18,11 +18,12 @@ memory measures nothing.
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from appliance.lab import Lab, wait_until
@@ -79,9 +80,16 @@ def press(born: Nursery, **thresholds: float) -> None:
     wait_until(lambda: born.daemon.log.read_text().count("SIGHUP: policy taken over") > done, 10, "it is reloaded")
 
 
-def quiet_s(born: Nursery) -> dict[int, float]:
-    """By number, of all in IDLE that have one."""
-    return {row["id"]: row["quiet_s"] for row in born.daemon.connections(state="IDLE") if row["id"]}
+def in_idle(born: Nursery) -> set[int]:
+    """The numbers of all that have one."""
+    return {row["id"] for row in born.daemon.connections(state="IDLE") if row["id"]}
+
+
+def last_spoke_ms(born: Nursery) -> dict[int, int]:
+    """By number, by the history: a list takes a while, and `quiet_s` of its last rows is longer by that."""
+    wait_until(lambda: not born.daemon.status()["store"]["pending_history"], 30, "the history is written")
+    with closing(sqlite3.connect(born.daemon.status()["database"].removeprefix("sqlite:///"))) as database:
+        return dict(database.execute("SELECT id, max(at - gap) FROM history GROUP BY id"))
 
 
 class Bench:
@@ -103,7 +111,8 @@ class Bench:
         """needed: how many must go so that it is over; 0: it is not over by itself. speakers: awake clients."""
         self.calm += self.wakes()
         self.born.none_awake()
-        before = quiet_s(self.born)
+        spoke = last_spoke_ms(self.born)
+        before = {number: spoke[number] for number in in_idle(self.born)}
         asked = self.asked()
         if speakers:
             self.born.speak(range(speakers), 100)
@@ -119,12 +128,12 @@ class Bench:
         press(self.born)
         self.born.none_awake()
         wait_until(lambda: not self.born.daemon.status()["store"]["pending_sleep"], 30, "all that is to SLEEP does")
-        after = quiet_s(self.born)
-        gone = before.keys() - after.keys()
+        gone = before.keys() - in_idle(self.born)
         self.tell(key, before, gone, needed, self.asked()["awake"] - asked["awake"])
 
-    def tell(self, key: str, before: dict[int, float], gone: set[int], needed: int, awake: int) -> None:
-        quietest = set(sorted(before, key=lambda number: -before[number])[: int(len(before) * QUIETEST)])
+    def tell(self, key: str, before: dict[int, int], gone: set[int], needed: int, awake: int) -> None:
+        """before: when each of those in IDLE had spoken last."""
+        quietest = set(sorted(before, key=before.__getitem__)[: int(len(before) * QUIETEST)])
         say(f"{key}: {len(gone):,} of {len(before):,} went from IDLE to SLEEP, {awake:,} awake ones were to go down")
         self.report.add(f"{key}_down", len(gone) or awake, "connections")
         if gone:

@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from control.daemon.inventory import take_inventory
-from control.store import owner as module
 from control.store import migrations, schema
+from control.store import owner as module
 from control.store.database import StoreError, now_ms, open_engine, parse_url
 from control.store.owner import Owner
 from control.store.store import Store
