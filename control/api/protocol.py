@@ -160,9 +160,9 @@ class _Taking:
         self._room()
 
     def _leave(self) -> None:
-        source = source_of(self.transport.get_extra_info("peername")[0])
-        _left.say(source, f"it took nothing for {TAKE_S:.0f} s; events go on behind the last that it had")
         self.transport.abort()
+        source = source_of((self.transport.get_extra_info("peername") or ("0.0.0.0",))[0])
+        _left.say(source, f"it has not taken for {TAKE_S:.0f} s what fills its buffer; events go on where it stopped")
 
     def _room(self) -> None:
         if self._full is not None:

@@ -172,8 +172,10 @@ class Stream:
                 except (SQLAlchemyError, StoreError) as error:
                     self._say(error)
                     rows = []
-                except Exception:  # a row that cannot be encoded: listeners must not wait for ever without a word
-                    log.exception("the history cannot be told behind row %d; tried again", self._last)
+                except Exception as error:  # a row that cannot be encoded: its listeners would wait without a word
+                    if self._said != (said := f"{self._last}: {error!r}"):
+                        self._said = said
+                        log.exception("the history cannot be told behind row %d; tried again", self._last)
                     await asyncio.sleep(HEARTBEAT_S)
                     continue
                 if rows:

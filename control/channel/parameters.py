@@ -111,7 +111,7 @@ BeforeVersion = Annotated[
     DIGITS,
 ]
 OfOneId = Annotated[
-    int | None, Query(ge=1, le=2**53 - 1, description="of the connection that has, or had, this number"), DIGITS
+    int | None, Query(ge=1, le=2**53 - 1, description="of the connection of this number, ended or not: 1,000"), DIGITS
 ]
 OfOneRule = Annotated[str | None, Query(description="of this rule alone", examples=["meters"])]
 

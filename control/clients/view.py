@@ -33,6 +33,9 @@ CHUNK: Final = 500
 PAGE: Final = 1000
 """Rows of the database, or names, that are read at a time."""
 
+OF_ONE: Final = 1000
+"""Transitions of one connection that are told at once."""
+
 FIRST: Final = "first"
 POSITION_MAX: Final = 2**62
 
@@ -322,8 +325,12 @@ class View:
     # -- history ------------------------------------------------------------------------------------------------------
 
     def recent(self, limit: int, number: int | None = None) -> list[dict[str, Any]]:
-        """The last transitions in the history, oldest first. number: of this connection alone."""
-        found = self._store.recent_history(limit) if number is None else self._store.history_of(number, limit)
+        """The last transitions in the history, oldest first. number: of this connection alone, OF_ONE at most, for they
+        are looked for while the store waits."""
+        if number is None:
+            found = self._store.recent_history(limit)
+        else:
+            found = self._store.history_of(number, min(limit, OF_ONE))
         return [self.transition_row(row) for row in found]
 
     def attaches(self, limit: int, failed: bool) -> list[dict[str, Any]]:

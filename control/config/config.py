@@ -81,6 +81,7 @@ class Config(Section):
             self._agents,
             self._sides,
             self._dialled,
+            self._absent,
             self._database_of_two,
         )
         if found := [each for conflict in conflicts for each in conflict()]:
@@ -154,6 +155,16 @@ class Config(Section):
             yield f'the interface "{both[0]}" is in [router] lan and in [network] interfaces', ("router", "lan")
         if self.attach.local_connect and "lo" in self.network.interfaces:
             yield '[attach] local_connect: "lo" must not be in [network] interfaces', ("attach", "local_connect")
+
+    def _absent(self) -> Iterator[Conflict]:
+        there = ", ".join(self.absent.steps) or "none"
+        places: list[tuple[str, Policy, tuple[str | int, ...]]] = [("[policy]", self.policy, ("policy",))]
+        places += ((f'[[service]] "{one.name}"', one, ("service", at)) for at, one in enumerate(self.service))
+        for what, one, where in places:
+            steps = one.when_absent if "when_absent" in one.model_fields_set else ()
+            if steps and not set(steps) & set(self.absent.steps):
+                why = f"when_absent is {', '.join(steps)}, and [absent] steps has {there}: nothing is done"
+                yield f"{what}: {why}", (*where, "when_absent")
 
     def _dialled(self) -> Iterator[Conflict]:
         if "dial" in self.absent.steps and self.service and not self.dial_services:

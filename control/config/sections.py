@@ -286,8 +286,9 @@ class Policy(Section):
     when_absent: Annotated[tuple[Step, ...], BeforeValidator(words)] = Field(
         ("agent", "dial", "wait"),
         description="what may be done for a server that wants a client which is not connected: of `[absent] steps` "
-        "those that are tried for this client, in that order; empty: none, the server is refused at once. Rules give "
-        "it by the client's name and tags, and by the address and the service of its last connection",
+        "those that are tried for this client, in that order; empty: none, the server is refused at once. Where it "
+        "asks for a name, rules give it by that and its tags, and by the address and the service of the last "
+        "connection; where it asks for an address, by networks alone",
     )
     least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
         0.0,

@@ -99,7 +99,7 @@ class Services:
         running = self._config.model_copy(update={"service": tuple(self._configured.values())})
         if waiting := needs_restart(running, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
-        kept = {key: getattr(self._config, key) for key in ("instance", "router", "attach")}
+        kept = {key: getattr(self._config, key) for key in ("instance", "router", "attach", "absent")}
         self._in_force = new.model_copy(update={**kept, "service": running.service})
         engine.bound(new)
         by_name = {service.name: service for service in new.service}

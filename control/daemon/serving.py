@@ -191,16 +191,22 @@ class Serving:
 
     async def _take_over(self) -> None:
         async with self._one_reload:
+            wrong = "it was cut off"
             try:
                 new, wrong = self._read()
-                self._operations.record(of_signal("SIGHUP", str(self._services.path), wrong))
                 if new is not None:
-                    numbers = await self._number(self._services.coming(new))
+                    coming = self._services.coming(new)
+                    numbers = await self._number(coming)
                     self._services.take_over(new, numbers, self._engine)
+                    wrong = "" if len(numbers) == len(coming) else "services that are new have no number; see the log"
                     self._watch()
                     self._hostnames.hurry()
                     log.info("SIGHUP: policy taken over from %s", self._services.path)
+            except Exception as error:
+                wrong = repr(error)
+                raise
             finally:
+                self._operations.record(of_signal("SIGHUP", str(self._services.path), wrong))
                 if not self._end.has_come:
                     self._tell_ready()
             if new is not None:

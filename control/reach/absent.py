@@ -12,13 +12,11 @@ from collections.abc import Collection
 from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
 from functools import partial
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from appliance.frontends.target import Address, Name, Target, parse_address
-from appliance.wire import ANY_LOCAL, Key, pack_address
+from appliance.wire import Key, pack_address
 from control.clients.absence import Absence
 from control.clients.locate import Locator
-from control.clients.registry import Registry, RegistryError
+from control.clients.registry import Named, Registry, RegistryError
 from control.config import Absent as Policy
 from control.core.logs import about
 from control.reach.agents import Agents
@@ -26,7 +24,6 @@ from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
-from control.store.database import StoreError
 
 log = logging.getLogger("roost.reach")
 
@@ -37,10 +34,11 @@ ABSENT = (ENOENT, ENOTCONN)
 class Absent:
     """All of it runs in one event loop. absence: what may be done for whom."""
 
-    def __init__(self, policy: Policy, absence: Absence, locator: Locator, names: Registry, arrivals: Arrivals,
-                 linker: Linker, agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
+    def __init__(self, policy: Policy, absence: Absence, locator: Locator, names: Registry, spoken_for: Registry,
+                 arrivals: Arrivals, linker: Linker, agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
         self._policy = policy
         self._absence = absence
+        self._spoken_for = spoken_for
         self._locator = locator
         self._names = names
         self._arrivals = arrivals
@@ -70,19 +68,15 @@ class Absent:
 
     async def _may_be_tried(self, target: Target) -> Collection[str]:
         """Raises OSError, EIO, when that cannot be read."""
-        name, key = "", None
-        if not self._absence.is_of_some:
-            return self._policy.steps
         if isinstance(target, Address):
-            key = Key(pack_address(target.host), target.port, ANY_LOCAL, 0)
-        elif (local := self._locator.local_name(target)) is not None:
-            name, named = local, await self._locator.named(target)
-            key = Key.unpack(named.key) if named is not None else None
-        try:
-            return await asyncio.to_thread(self._absence.steps, name, key)
-        except (StoreError, RegistryError, SQLAlchemyError) as error:
-            log.warning("%s is not reached: which of its rules say how cannot be read: %s", name, error)
-            raise OSError(EIO, "the database cannot be read") from error
+            return self._absence.of_address(target.host)
+        if (name := self._locator.local_name(target)) is None:
+            return ()
+
+        async def named() -> Named | None:
+            return await self._locator.named(target) or await self._spoken_for.look_up(name)
+
+        return await self._absence.of_name(name, named)
 
     async def _agent(self, target: Target, server: AttachRequest) -> int | None:
         name = self._locator.local_name(target) if isinstance(target, Name) else None

@@ -66,10 +66,12 @@ gone, and nothing was done."""
 
 class Dialler:
     """All of it runs in one event loop, but for `wanted`. services: the number of the one whose clients are dialled, by
-    version of IP. is_own: whether the appliance itself has this address."""
+    version of IP. is_own: whether the appliance itself has this address. may_for_doors: whether the policy lets a
+    client with this address be dialled for a server that connects to it by a router."""
 
     def __init__(self, policy: Absent, engine: EnginePort, dispatcher: CommandsPort, services: Mapping[int, int],
-                 dialled: Dialled, is_own: Callable[[str], bool]) -> None:  # fmt: skip
+                 dialled: Dialled, is_own: Callable[[str], bool],
+                 may_for_doors: Callable[[str], bool] = lambda _: True) -> None:  # fmt: skip
         self._policy = policy
         self._engine = engine
         self._dispatcher = dispatcher
@@ -79,6 +81,7 @@ class Dialler:
         self._ports = [range(first, last + 1) for first, last in ports]
         self._dialled = dialled
         self._is_own = is_own
+        self._may_for_doors = may_for_doors
         self._under_way: dict[Address, asyncio.Task[Dialling]] = {}
         self._for_doors: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,7 +191,7 @@ class Dialler:
         where = Address(unpack_address(key.client), self._policy.dial_port or key.client_port)
         error = EACCES
         try:
-            if self.may(where):
+            if self.may(where) and self._may_for_doors(where.host):
                 error = (await self.dial(where.host, where, event.served.server)).error
         except Exception:  # the server that waits is told, whatever the defect
             log.exception("%s was not dialled", key.client_text, extra=about(client=key))

@@ -74,8 +74,10 @@ class Reach:
         if "dial" in policy.steps:
             numbers = {service.name: index for index, service in services.items()}
             dialled_by = {version: numbers[name] for version, name in config.dial_services.items()}
-            self._dialler = Dialler(policy, engine, dispatcher, dialled_by, self.dialled, locator.addresses.has)
-        absent = Absent(policy, absence, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
+            self._dialler = Dialler(policy, engine, dispatcher, dialled_by, self.dialled, locator.addresses.has,
+                                    lambda host: "dial" in absence.of_address(host))  # fmt: skip
+        absent = Absent(policy, absence, locator, names, self.spoken_for, self.arrivals, self.linker, self.agents,
+                        self._dialler)  # fmt: skip
         self.attaches = Attaches(store)
         self.may_attach = partial(engine.within_limit, Limited.ATTACHES)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)

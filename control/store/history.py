@@ -334,7 +334,7 @@ class History:
             if number is not None and found and found[-1]["from"] == State.NONE:
                 break
             at += len(some)
-            asked = min(asked * 4, ASKED_PARTS)
+            asked = min(asked * 4, ASKED_PARTS) if number is not None else 1
         return found
 
     def last_states(self, connection: Connection, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:

@@ -70,8 +70,10 @@ SAID_BYTES: Final = 16
 LEFT: Final = """
     find /etc /run /sys/fs/bpf /usr /var/lib -path '*roost*'
     nft list tables | grep roost
-    ip rule | grep 5200
-    ip route show table all | grep 5200
+    for family in -4 -6; do
+        ip $family rule | grep 5200
+        ip $family route show table all | grep 5200
+    done
     for link in wan0 lan0; do
         ip link show $link | grep -o 'prog/xdp.*'
         tc filter show dev $link ingress

@@ -320,7 +320,7 @@ def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_export_has_each_row_once() -> None:
-    assert_sound(export.run(rows=5000))
+    assert_sound(export.run(rows=50_000))
 
 
 def test_export_counts_rows_that_are_lost_doubled_and_wrong(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import pytest
 
 from appliance.wire import Key
 from control.clients.absence import Absence
-from control.clients.registry import Registry
+from control.clients.registry import Named, Registry
 from control.clients.rules import Kept, Rules
 from control.clients.rules import State as RulesState
 from control.config import Config, Service, parse
@@ -25,6 +26,8 @@ from tests.databases import Database, written
 from tests.unit.fake_engine import FakeEngine
 
 CONFIG = """
+[absent]
+steps = ["agent", "wait"]
 [policy]
 when_absent = "agent, dial"
 [[service]]
@@ -40,6 +43,15 @@ when_absent = ["wait"]
 name = "six"
 listen = "[2001:db8::1]:7000"
 server = "192.0.2.2:7002"
+"""
+
+
+EVERYWHERE = """
+[[service]]
+name = "everywhere"
+listen = "0.0.0.0:7001"
+server = "192.0.2.2:7009"
+when_absent = "agent"
 """
 
 
@@ -70,38 +82,49 @@ def names(store: Store, engine: FakeEngine) -> Registry:
     return Registry(store, engine)
 
 
-def at(client: str, local: str = "192.0.2.1", port: int = 7000) -> Key:
-    return Key.of(client, 40_000, local, port)
-
-
 def made(store: Store, names: Registry, *rules: dict[str, Any], text: str = CONFIG) -> Absence:
     config = parse(text)
     return absence(store, names, dict(enumerate(config.service, 1)), config, *rules)
 
 
+def steps(of: Absence, name: str, client: str = "", local: str = "192.0.2.1", port: int = 7000,
+          number: int = 0) -> set[str]:  # fmt: skip
+    """client: where it was, "": it was never connected. number: of an agent's client's service."""
+    key = Key.of(client, 40_000, local, port).pack() if client else bytes(36)
+
+    async def named() -> Named | None:
+        return Named(key, 7, 1, False, number) if client or number else None
+
+    return set(asyncio.run(of.of_name(name, named)))
+
+
+async def never() -> Named | None:
+    raise AssertionError("it was read")
+
+
 def test_without_a_word_about_it_all_are_tried_and_nothing_is_read(store: Store, names: Registry) -> None:
     said = CONFIG.replace('when_absent = "agent, dial"', "").replace('when_absent = ["wait"]', "")
     plain = made(store, names, {"name": "r", "network": "10.0.0.0/8", "active_quiet": 3}, text=said)
-    assert not plain.is_of_some
-    assert plain.steps("", at("10.0.0.7")) == {"agent", "dial", "wait"}
-    rules: list[dict[str, Any]] = [{"name": "r", "tag": "x", "when_absent": []},
-                                   {"name": "r", "client": "a*", "when_absent": "dial"}]  # fmt: skip
-    for rule in rules:
-        assert made(store, names, rule, text=said).is_of_some
+    assert asyncio.run(plain.of_name("lamp", never)) == plain.of_address("10.0.0.7") == {"agent", "dial", "wait"}
+    some = made(store, names, {"name": "r", "tag": "x", "when_absent": []}, text=said)
+    with pytest.raises(AssertionError, match="it was read"):
+        asyncio.run(some.of_name("lamp", never))
 
 
 def test_a_service_says_it_by_which_the_client_came(store: Store, names: Registry) -> None:
-    plain = made(store, names)
-    assert plain.is_of_some
-    for key, steps in [
-        (at("10.0.0.7"), {"agent", "dial"}),
-        (at("10.0.0.7", port=7001), {"wait"}),
-        (at("10.0.0.7", "192.0.2.9", 7001), {"agent", "dial"}),
-        (at("10.0.0.7", port=9), {"agent", "dial"}),
-        (at("2001:db8::7", "2001:db8::1"), {"agent", "dial"}),
-        (None, {"agent", "dial"}),
-    ]:
-        assert plain.steps("", key) == steps, key
+    plain = made(store, names, text=CONFIG + EVERYWHERE)
+    places: list[tuple[tuple[Any, ...], set[str]]] = [
+        (("10.0.0.7",), {"agent", "dial"}),
+        (("10.0.0.7", "192.0.2.1", 7001), {"wait"}),
+        (("10.0.0.7", "192.0.2.9", 7001), {"agent"}),
+        (("10.0.0.7", "192.0.2.1", 9), {"agent", "dial"}),
+        (("2001:db8::7", "2001:db8::1"), {"agent", "dial"}),
+        (("",), {"agent", "dial"}),
+        (("", "", 0, 2), {"wait"}),
+    ]
+    for where, found in places:
+        assert steps(plain, "lamp", *where) == found, where
+    assert plain.of_address("10.0.0.7") == {"agent", "dial"}, "a service is not known of it"
 
 
 def test_rules_say_it_by_network_name_and_tag(store: Store, engine: FakeEngine, names: Registry) -> None:
@@ -113,20 +136,32 @@ def test_rules_say_it_by_network_name_and_tag(store: Store, engine: FakeEngine, 
     store.change_tags("lock-2", ["mains"], [])
     some = made(store, names,
                 {"name": "net", "network": "10.0.0.0/8", "when_absent": ["wait"]},
+                {"name": "part", "network": "10.1.0.0/16", "when_absent": ["agent"]},
+                {"name": "all", "order": 7, "network": "0.0.0.0/0", "active_quiet": 3, "when_absent": "none"},
                 {"name": "mains", "tag": "mains", "when_absent": ["dial", "agent"]},
                 {"name": "lamps", "client": "lamp*", "service": "alarms", "when_absent": []})  # fmt: skip
-    assert some.steps("", at("10.0.0.7")) == {"wait"}
-    assert some.steps("", at("11.0.0.7")) == {"agent", "dial"}
-    assert some.steps("lock-1", at("10.0.0.7")) == {"wait"}
-    assert some.steps("lock-2", at("10.0.0.7")) == {"agent", "dial"}
-    assert some.steps("lock-2", None) == {"agent", "dial"}, "that was never connected"
-    assert some.steps("lamp", at("10.0.0.7")) == set()
-    assert some.steps("lamp", at("10.0.0.7", port=7001)) == {"wait"}, "of another service"
+    assert some.of_address("10.0.0.7") == {"wait"}
+    assert some.of_address("10.1.0.7") == {"agent"}
+    assert some.of_address("11.0.0.7") == set()
+    assert some.of_address("2001:db8::7") == {"agent", "dial"}
+    assert steps(some, "lock-1", "10.0.0.7") == {"wait"}
+    assert steps(some, "lock-1") == {"agent", "dial"}, "of one that was never connected no network is known"
+    assert steps(some, "lock-2", "10.0.0.7") == steps(some, "lock-2") == {"agent", "dial"}
+    assert steps(some, "lamp", "10.0.0.7") == set()
+    assert steps(some, "lamp", "10.0.0.7", "192.0.2.1", 7001) == {"wait"}, "of another service"
+
+
+def test_while_tags_cannot_be_read_a_server_is_told(database: Database, store: Store, names: Registry) -> None:
+    some = made(store, names, {"name": "mains", "tag": "mains", "when_absent": ["dial"]})
+    database.take_away()
+    with pytest.raises(OSError, match="its tags cannot be read"):
+        steps(some, "lamp", "10.0.0.7")
+    database.give_back()
 
 
 def test_a_rule_of_which_nothing_would_be_done_is_refused(store: Store, names: Registry) -> None:
     rules = made(store, names)._rules
-    for steps in ([], ["dial", "agent"]):
-        rules.judge({"r": read_rule({"name": "r", "network": "10.0.0.0/8", "when_absent": steps})})
-    with pytest.raises(OperationError, match=r"when_absent is dial, and \[absent\] steps has agent: nothing is"):
+    for said in ([], ["dial", "agent"]):
+        rules.judge({"r": read_rule({"name": "r", "network": "10.0.0.0/8", "when_absent": said})})
+    with pytest.raises(OperationError, match=r"when_absent is dial, and \[absent\] steps has agent, wait: nothing is"):
         rules.judge({"r": read_rule({"name": "r", "network": "10.0.0.0/8", "when_absent": ["dial"]})})

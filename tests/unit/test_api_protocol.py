@@ -91,7 +91,7 @@ def test_who_takes_nothing_is_left_in_time(app: Any, caplog: pytest.LogCaptureFi
                 assert 0.2 < time.monotonic() - began < 5
 
     asyncio.run(scene())
-    said = "1 connections left since this was last said; this one from 127.0.0.1: it took nothing for"
+    said = "1 connections left since this was last said; this one from 127.0.0.1: it has not taken for"
     assert (said in caplog.text) == (app is endless), "the other one's answer has ended"
 
 

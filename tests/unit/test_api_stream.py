@@ -249,7 +249,8 @@ def test_after_an_error_that_none_foresaw_listeners_are_told_again(caplog: pytes
         await one.until(30)
         source.problem = ZeroDivisionError("a defect")
         waiting = asyncio.ensure_future(one.until(60))
-        await asyncio.sleep(0.02)
+        while "a defect" not in caplog.text:
+            await asyncio.sleep(0.001)
         source.last, source.problem = 60, None
         await asyncio.wait_for(waiting, 10)
         assert one.numbers == list(range(1, 61))

@@ -455,6 +455,8 @@ AGENT_SERVICE = '[[service]]\nname = "agents"\nlisten = "0.0.0.0:7100"\nkind = "
         (AGENT.format(token="secret") + AGENT_SERVICE, '`token` in [[agent]] "site"'),
         (AGENT_SERVICE + 'server = "10.0.0.1:1"\n', 'kind = "agents" has no server'),
         ('[absent]\nsteps = ["dial"]\n', "dial_networks must say where clients are"),
+        (SERVICE + 'when_absent = "wait"\n', '[[service]] "a": when_absent is wait, and [absent] steps has agent'),
+        ('[policy]\nwhen_absent = "dial, wait"\n', "[policy]: when_absent is dial, wait, and [absent] steps has agent"),
         (DIAL, 'dial_port is 0: dial_ports must say which ports a server may ask for, ["1-65535"]: any'),
         (DIAL + "dial_port = 5\ndial_ports = [5]\n", "the only one that is dialled: leave dial_ports out"),
         (DIAL + 'dial_ports = ["0-9"]\n', '"0-9" is no port and no range of ports; write 443 or "10240-32767"'),

@@ -133,11 +133,13 @@ function namePanel(parts, one) {
 
 // One that has ended, by its number.
 async function whatWas(id, error, signal) {
-  const asked = error.status === 404 && /^\d+$/.test(id) && !session.isServer;
-  const history = asked ? await api.get("/v1/history", { id, limit: ROWS }, signal) : [];
-  const lead = history.length ? `Number ${id} has ended.` : "Nothing is known of it now.";
-  return [h("p", { class: "lead" }, lead),
-    history.length && panel("Timeline", ...timeline({ history, state: history.at(-1).to }))].filter(Boolean);
+  let history = [];
+  if (error.status === 404 && /^[1-9]\d{0,14}$/.test(id) && !session.isServer) {
+    history = await api.get("/v1/history", { id, limit: ROWS }, signal).catch(() => []);
+  }
+  if (history.at(-1)?.to !== "CLOSED") return [h("p", { class: "lead" }, "Nothing is known of it now.")];
+  return [h("p", { class: "lead" }, `Number ${id} has ended.`),
+    panel("Timeline", ...timeline({ history, state: "CLOSED" }))];
 }
 
 function known(one) {
