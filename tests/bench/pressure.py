@@ -89,7 +89,7 @@ def last_spoke_ms(born: Nursery) -> dict[int, int]:
     """By number, by the history: a list takes a while, and `quiet_s` of its last rows is longer by that."""
     wait_until(lambda: not born.daemon.status()["store"]["pending_history"], 30, "the history is written")
     with closing(sqlite3.connect(born.daemon.status()["database"].removeprefix("sqlite:///"))) as database:
-        return dict(database.execute("SELECT id, max(at - gap) FROM history GROUP BY id"))
+        return dict(database.execute("SELECT id, max(at - gap_ms) FROM history GROUP BY id"))
 
 
 class Bench:
