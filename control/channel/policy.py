@@ -25,6 +25,8 @@ what `seen` is, with 412 for 409.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Response
@@ -36,6 +38,7 @@ from control.channel import parameters as par
 from control.channel.asker import AskedBy
 from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.clients.giving import ONES_OWN, Giving
+from control.clients.rules import OutdatedRulesError
 from control.clients.ruling import WHY_LENGTH, Ruling
 from control.core.errors import OperationError
 from control.policy.rules import Rule
@@ -135,13 +138,16 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
     """The routes."""
     routes = APIRouter(route_class=StrictRoute)
 
-    def seen_of(edit: Edit, if_match: str | None) -> int | None:
+    def made(of: Edit, if_match: str | None, change: Callable[[int | None], dict[str, Any]]) -> dict[str, Any]:
+        """change: of the version that it is to have been made of, -1: of none that there is."""
         if if_match is None or if_match.strip() == "*":
-            return edit.seen
-        version = ruling.version
-        if f'"{version}"' not in map(str.strip, if_match.split(",")):
-            raise OperationError(412, f'If-Match: the rules are "{version}" now. Look again')
-        return version if edit.seen is None else edit.seen
+            return change(of.seen)
+        tags, version = map(str.strip, if_match.split(",")), ruling.version
+        fits = f'"{version}"' in tags and of.seen in (None, version)
+        try:
+            return change(version if fits else -1)
+        except OutdatedRulesError:
+            raise OperationError(412, f'If-Match: the rules are "{ruling.version}" now. Look again') from None
 
     @routes.get("/v1/policy")
     def policy(response: Response) -> dict[str, Any]:
@@ -165,23 +171,24 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
     def change(
         name: par.RuleName, edit: RuleEdit, asker: AskedBy, response: Response, if_match: _IfMatch = None
     ) -> dict[str, Any]:
-        seen = seen_of(edit, if_match)
-        return _tagged(response, ruling.set(name, edit.rule, asker.named(edit.who), edit.why, seen))
+        who = asker.named(edit.who)
+        return _tagged(response, made(edit, if_match, partial(ruling.set, name, edit.rule, who, edit.why)))
 
     @routes.delete("/v1/policy/rules/{name}")
     def remove(
         name: par.RuleName, edit: Edit, asker: AskedBy, response: Response, if_match: _IfMatch = None
     ) -> dict[str, Any]:
-        return _tagged(response, ruling.remove(name, asker.named(edit.who), edit.why, seen_of(edit, if_match)))
+        return _tagged(response, made(edit, if_match, partial(ruling.remove, name, asker.named(edit.who), edit.why)))
 
     @routes.put("/v1/policy/rules")
     def apply(edit: FileEdit, asker: AskedBy, response: Response, if_match: _IfMatch = None) -> dict[str, Any]:
-        return _tagged(response, ruling.apply(edit.file, asker.named(edit.who), edit.why, seen_of(edit, if_match)))
+        who = asker.named(edit.who)
+        return _tagged(response, made(edit, if_match, partial(ruling.apply, edit.file, who, edit.why)))
 
     @routes.post("/v1/policy/rollback")
     def rollback(edit: Rollback, asker: AskedBy, response: Response, if_match: _IfMatch = None) -> dict[str, Any]:
-        seen = seen_of(edit, if_match)
-        return _tagged(response, ruling.rollback(edit.version, asker.named(edit.who), edit.why, seen))
+        who = asker.named(edit.who)
+        return _tagged(response, made(edit, if_match, partial(ruling.rollback, edit.version, who, edit.why)))
 
     @routes.post("/v1/policy/try")
     def attempt(trial: RulesTrial) -> dict[str, Any]:

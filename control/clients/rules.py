@@ -53,6 +53,10 @@ class Kept:
     problem: str = ""
 
 
+class OutdatedRulesError(OperationError):
+    """They are of another version than the one that a change was made of."""
+
+
 class State:
     """All rules at one version, by name; removed ones are not among them."""
 
@@ -398,12 +402,12 @@ class Rules:
         made = {row.rule: _kept(row, None) for row in rows if row.content is not None}
         self.state = State(rows[0].version, stay | made)
 
-    def _outdated(self, seen: int) -> OperationError:
+    def _outdated(self, seen: int) -> OutdatedRulesError:
         said = "there are none"
         for newest in self._store.rule_changes(1):
             when = datetime.fromtimestamp(newest.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
             said = f"version {newest.version} is by {newest.who}, {when}{': ' * bool(newest.why)}{newest.why}"
-        return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
+        return OutdatedRulesError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
 
 
 def _no_room(why: str, selectors: Sequence[str]) -> Problem:

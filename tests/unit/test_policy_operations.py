@@ -184,17 +184,20 @@ def test_the_version_of_the_rules_is_an_etag_that_if_match_takes(box: Box) -> No
         assert put(other, 2) == (412, None), other
     assert put("*", 2) == (200, '"2"')
     assert put('"7", "2"', 3) == (200, '"3"')
-    assert put('"3"', 4, seen=2) == (409, None), "both are to hold"
+    assert put('"3"', 4, seen=2) == (412, None), "both are to hold"
     assert put('"3"', 4, seen=3) == (200, '"4"')
     edits: dict[str, tuple[str, dict[str, Any]]] = {
         "/rules/a": ("DELETE", {}),
-        "/rules": ("PUT", {"file": ""}),
+        "/rules": ("PUT", {"file": '[[rule]]\nname = "b"\nactive_quiet = 5'}),
         "/rollback": ("POST", {"version": 1}),
     }
     for path, (method, edit) in edits.items():
         content = json.dumps({"who": "ann", **edit})
         answer = box.request(method, f"/policy{path}", content, **{"If-Match": '"3"'})
         assert (answer.status_code, 'the rules are "4" now' in answer.json()["error"]) == (412, True), path
+    wrong = json.dumps({"rule": {"active_quiet": 1}, "who": "ann", "why": "x" * 5000})
+    answer = box.request("PUT", "/policy/rules/a", wrong, **{"If-Match": '"3"'})
+    assert (answer.status_code, "why" in answer.json()["error"]) == (422, True), "what is wrong is told first"
     assert box.ask("GET", "")["version"] == 4
 
 
