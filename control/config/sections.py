@@ -288,7 +288,7 @@ class Policy(Section):
         description="what may be done for a server that wants a client which is not connected: of `[absent] steps` "
         "those that are tried for this client, in that order; empty: none, the server is refused at once. Where it "
         "asks for a name, rules give it by that and its tags, and by the address and the service of the last "
-        "connection; where it asks for an address, by networks alone",
+        "connection; where it asks for an address, rules for networks alone give it, and no service",
     )
     least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
         0.0,

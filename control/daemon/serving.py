@@ -193,8 +193,10 @@ class Serving:
         async with self._one_reload:
             wrong = "it was cut off"
             try:
-                new, wrong = self._read()
-                if new is not None:
+                new, problem = self._read()
+                if new is None:
+                    wrong = problem
+                else:
                     coming = self._services.coming(new)
                     numbers = await self._number(coming)
                     self._services.take_over(new, numbers, self._engine)

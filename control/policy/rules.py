@@ -274,15 +274,20 @@ class RuleSet:
         ours = {rule.server for rule in self.rules.values() if rule.service in (None, service.name) and rule.server}
         return ["", *sorted(server for server in ours if listens_at(service, server))]
 
+    def around(self, version: int, address: int) -> Iterator[Rule]:
+        """Those for a client at this address (as of Place), whatever else they are for, those for longer networks last.
+        version: of IP; 0: the address is not known."""
+        yield from self.anywhere
+        for bits in self._lengths.get(version, ()):
+            yield from self.places[version].get(Place(address >> (128 - bits) << (128 - bits), bits), ())
+
     def matching(self, service: Service, address: int, group: frozenset[str] = NOBODY, local: str = "") -> list[Rule]:
         """The rules for a client of this service at this address (as of Place) that is in this group and connects to a
         local address, the least specific first."""
         version, local = ip_version(service), local_of(service, local)
-        places = (Place(address >> (128 - bits) << (128 - bits), bits) for bits in self._lengths[version])
         found = [
             rule
-            for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places))
-            for rule in rules
+            for rule in self.around(version, address)
             if rule.is_of(service, local) and (not rule.by_name or rule.selector in group)
         ]
         return sorted(found, key=lambda rule: rule.rank)

@@ -12,11 +12,11 @@ from collections.abc import Collection
 from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
 from functools import partial
 
-from appliance.frontends.target import Address, Name, Target, parse_address
+from appliance.frontends.target import Address, Name, Target, parse_address, target_text
 from appliance.wire import Key, pack_address
 from control.clients.absence import Absence
 from control.clients.locate import Locator
-from control.clients.registry import Named, Registry, RegistryError
+from control.clients.registry import Registry, RegistryError
 from control.config import Absent as Policy
 from control.core.logs import about
 from control.reach.agents import Agents
@@ -54,6 +54,7 @@ class Absent:
         try:
             may = await self._may_be_tried(target)
         except OSError as why:
+            log.warning("%s is not reached: %s", target_text(target), why.strerror or why)
             return why.errno or EIO
         for step in filter(may.__contains__, self._policy.steps):
             try:
@@ -73,10 +74,9 @@ class Absent:
         if (name := self._locator.local_name(target)) is None:
             return ()
 
-        async def named() -> Named | None:
-            return await self._locator.named(target) or await self._spoken_for.look_up(name)
-
-        return await self._absence.of_name(name, named)
+        return await self._absence.of_name(
+            name, partial(self._locator.named, target), partial(self._spoken_for.look_up, name)
+        )
 
     async def _agent(self, target: Target, server: AttachRequest) -> int | None:
         name = self._locator.local_name(target) if isinstance(target, Name) else None

@@ -149,8 +149,6 @@ class Ownership:
 
     def claim(self, connection: Connection) -> None:
         """Own the database. Raises OwnedError, FencedError, LeaseRunsError."""
-        if connection.dialect.name != "sqlite":  # what is judged is what is replaced: it may be being renewed now
-            connection.execute(sa.select(owner.c.one).with_for_update())
         row = self._found(connection)
         if row is not None and self._epoch:
             if row.epoch > self._epoch:
@@ -201,7 +199,9 @@ class Ownership:
 
     @staticmethod
     def _found(connection: Connection) -> Row[Any] | None:
-        """Whose the database is, and the database's clock as `now`."""
+        """Whose the database is, and the database's clock as `now`; nobody renews it before the transaction ends."""
+        if connection.dialect.name != "sqlite":
+            connection.execute(sa.select(owner.c.one).with_for_update())
         return connection.execute(sa.select(owner, now_ms(connection.dialect.name).label("now"))).first()
 
     def renew(self, connection: Connection) -> None:

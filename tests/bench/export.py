@@ -4,7 +4,7 @@
 Method. A daemon's store, closed, in a directory of its own; PostgreSQL is a server of the bench's, on the same disk.
 Its `rows` transitions are spread over two days. `roost export` runs in a process of its own: once without interruption,
 and into another directory, each time until it is killed in the midst of a chunk, `KILLS` times, and then to its end. A
-chunk has a tenth of the rows, a million at most. DuckDB reads both directories, and compares each row with what was
+chunk has a fortieth of the rows, a million at most. DuckDB reads both directories, and compares each row with what was
 written: every column is a function of the row's number.
 
     rows_per_s          of the export without interruption, from its start to its end
@@ -102,7 +102,7 @@ class Exporting:
 
     def __init__(self, database: Sqlite | Postgres, scratch: Path, rows: int) -> None:
         self.rows, self.step = rows, max(SPAN_MS // rows, 1)
-        self.chunk = min(rows // 10, CHUNK_ROWS)
+        self.chunk = min(rows // 40, CHUNK_ROWS)
         self._config = scratch / "roost.toml"
         place = f'database = "{database.url}"'
         self._config.write_text(f'[paths]\n{place}\n[[service]]\nname = "web"\nlisten = "127.0.0.1:80"\n'

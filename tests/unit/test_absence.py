@@ -59,6 +59,7 @@ def absence(store: Store, names: Registry, services: Mapping[int, Service], conf
             *rules: dict[str, Any]) -> Absence:  # fmt: skip
     made = Rules(store, cast(RulesPort, None), lambda: (services, config))
     row = RuleRow(1, "", 1, "ann", "", "")
+    made.loaded = True
     made.state = RulesState(1, {one["name"]: Kept(replace(row, rule=one["name"]), read_rule(one)) for one in rules})
     return Absence(made, names, lambda: (services, config))
 
@@ -88,14 +89,17 @@ def made(store: Store, names: Registry, *rules: dict[str, Any], text: str = CONF
 
 
 def steps(of: Absence, name: str, client: str = "", local: str = "192.0.2.1", port: int = 7000,
-          number: int = 0) -> set[str]:  # fmt: skip
-    """client: where it was, "": it was never connected. number: of an agent's client's service."""
-    key = Key.of(client, 40_000, local, port).pack() if client else bytes(36)
+          agent: int = 0) -> set[str]:  # fmt: skip
+    """client: where it was, "": it was never connected. agent: one speaks for it, of this service."""
+    key = Key.of(client or "10.0.0.99", 40_000, local, 7777 if agent else port).pack()
 
-    async def named() -> Named | None:
-        return Named(key, 7, 1, False, number) if client or number else None
+    async def last() -> Named | None:
+        return Named(key, 7, 1, False) if client else None
 
-    return set(asyncio.run(of.of_name(name, named)))
+    async def by_agent() -> Named | None:
+        return Named(key, 8, 1, True, agent) if agent else None
+
+    return set(asyncio.run(of.of_name(name, last, by_agent)))
 
 
 async def never() -> Named | None:
@@ -105,10 +109,10 @@ async def never() -> Named | None:
 def test_without_a_word_about_it_all_are_tried_and_nothing_is_read(store: Store, names: Registry) -> None:
     said = CONFIG.replace('when_absent = "agent, dial"', "").replace('when_absent = ["wait"]', "")
     plain = made(store, names, {"name": "r", "network": "10.0.0.0/8", "active_quiet": 3}, text=said)
-    assert asyncio.run(plain.of_name("lamp", never)) == plain.of_address("10.0.0.7") == {"agent", "dial", "wait"}
+    assert asyncio.run(plain.of_name("lamp", never, never)) == plain.of_address("10.0.0.7") == {"agent", "dial", "wait"}
     some = made(store, names, {"name": "r", "tag": "x", "when_absent": []}, text=said)
     with pytest.raises(AssertionError, match="it was read"):
-        asyncio.run(some.of_name("lamp", never))
+        asyncio.run(some.of_name("lamp", never, never))
 
 
 def test_a_service_says_it_by_which_the_client_came(store: Store, names: Registry) -> None:
@@ -120,7 +124,6 @@ def test_a_service_says_it_by_which_the_client_came(store: Store, names: Registr
         (("10.0.0.7", "192.0.2.1", 9), {"agent", "dial"}),
         (("2001:db8::7", "2001:db8::1"), {"agent", "dial"}),
         (("",), {"agent", "dial"}),
-        (("", "", 0, 2), {"wait"}),
     ]
     for where, found in places:
         assert steps(plain, "lamp", *where) == found, where
@@ -149,6 +152,8 @@ def test_rules_say_it_by_network_name_and_tag(store: Store, engine: FakeEngine, 
     assert steps(some, "lock-2", "10.0.0.7") == steps(some, "lock-2") == {"agent", "dial"}
     assert steps(some, "lamp", "10.0.0.7") == set()
     assert steps(some, "lamp", "10.0.0.7", "192.0.2.1", 7001) == {"wait"}, "of another service"
+    assert steps(some, "lamp", agent=1) == set()
+    assert steps(some, "lamp", agent=2) == {"wait"}, "what its service says, whatever network its agent is in"
 
 
 def test_while_tags_cannot_be_read_a_server_is_told(database: Database, store: Store, names: Registry) -> None:
@@ -157,6 +162,15 @@ def test_while_tags_cannot_be_read_a_server_is_told(database: Database, store: S
     with pytest.raises(OSError, match="its tags cannot be read"):
         steps(some, "lamp", "10.0.0.7")
     database.give_back()
+
+
+def test_before_rules_can_be_read_none_is_reached_that_a_rule_may_forbid(store: Store, names: Registry) -> None:
+    some = made(store, names)
+    some._rules.loaded = False
+    with pytest.raises(OSError, match="the rules cannot be read yet"):
+        some.of_address("10.0.0.7")
+    with pytest.raises(OSError, match="the rules cannot be read yet"):
+        steps(some, "lamp")
 
 
 def test_a_rule_of_which_nothing_would_be_done_is_refused(store: Store, names: Registry) -> None:

@@ -682,6 +682,10 @@ def test_a_router_s_server_waits_no_longer_when_its_client_may_not_or_cannot_be_
 
         assert await told() == [(Op.ADOPT, client, EACCES)], "loopback"
         monkeypatch.setattr(made.dialler, "may", lambda where: True)
+        monkeypatch.setattr(made.dialler, "_may_for_doors", lambda host: host != "127.0.0.1")
+        answers.clear()
+        assert await told() == [(Op.ADOPT, client, EACCES)], "the policy"
+        monkeypatch.setattr(made.dialler, "_may_for_doors", lambda host: True)
         answers.clear()
         assert await told() == []
         assert len(made.adopted) == 1
