@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # network.sh {INTERFACE[=MAC] ADDRESS/LENGTH}... [to DESTINATION GATEWAY]...: set addresses and routes, now and, where
-# systemd is, at each boot. An interface that does not have its name yet is found by its MAC address, and gets it.
+# systemd is, at each boot. An interface that does not have its name yet is found by its MAC address, and gets it; it may
+# be given several addresses, by its name each time.
 set -eu
 
 die() {
@@ -36,7 +37,10 @@ while [ $# -ge 2 ]; do
     else
         named "$1"
         ip link set dev "$name" up
-        ip address replace "$2" dev "$name"
+        case $2 in
+        *:*) ip address replace "$2" dev "$name" nodad ;; # a service that starts at once can bind to it
+        *) ip address replace "$2" dev "$name" ;;
+        esac
         shift 2
     fi
 done

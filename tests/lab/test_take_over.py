@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from control.core.states import State
 from tests.databases import Cluster, Postgres
 from tests.keepalived import keepalived
 from tests.lab.engine_lab import EngineLab, receive
+from tests.lab.test_drain import drained
 
 CLIENTS, PORT, LEASE_S = 100, 8000, 2
 QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
@@ -217,6 +219,25 @@ def test_an_address_that_moves_takes_all_connections_along(pair: Pair) -> None:
     pair.asleep(pair.second)
     pair.all_answered()
     wait_until(pair.first.standby, 20, "the first one stands by")
+
+
+def test_one_that_is_drained_hands_over_what_was_awake_and_what_had_no_row() -> None:
+    """docs/deploy.md: by an operator's hand, and the address goes when it is done."""
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab:
+        pair = pair_of(lab, Postgres(cluster).url, policy=QUIET | {"idle_quiet": "1h"})
+        join(pair, asleep=False)
+        there = lab.address("box", "wan0"), PORT
+        assert pair.clients.connect(CLIENTS, there, **PROBED).connected == CLIENTS
+        wait_until(lambda: pair.first.counts().get("IDLE") == CLIENTS, 20, "all are in IDLE")
+        assert pair.clients.say(CLIENTS // 2, timeout_s=20).answered == CLIENTS // 2
+        told = drained(lab, pair.first)
+        assert told.returncode == 0, told.stderr + pair.first.log_tail()
+        assert json.loads(told.stdout)["drained"] == CLIENTS
+        assert pair.first.process.wait(5) == 0
+        lab.move_addresses("box", "box2")
+        pair.asleep(pair.second)
+        pair.all_answered()
+        pair.print_logs()
 
 
 def test_a_stop_while_the_connections_are_being_given_up_waits_for_them(pair: Pair) -> None:

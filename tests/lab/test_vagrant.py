@@ -2,7 +2,8 @@
 """The scripts of the Vagrantfile's machines, in namespaces of the lab that have links and nothing else: a client
 reaches the server through them, sleeps, and is asked; and none changes anything when it runs again.
 
-Of appliance.sh it is the network, and the configuration; installing is tests/bench/boot.py's.
+Of appliance.sh it is the network, and the configuration; installing is tests/bench/boot.py's, and all of it, twice,
+tests/lab/test_tutorial.py's, in a booted machine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -32,13 +34,16 @@ for place in etc srv usr/local; do
 done
 nft flush ruleset
 ip neigh flush nud permanent
-for link in $(ip -o link show type veth | sed 's/^[0-9]*: //; s/@.*//'); do ip address flush dev $link; done
+for link in $(ip -o link show type veth | sed 's/^[0-9]*: //; s/@.*//'); do
+    ip address flush dev $link scope global
+done
 for family in -4 -6; do ip $family route flush table main; done
-sysctl -q -w net.ipv4.ip_forward=0
+sysctl -q -w net.ipv4.ip_forward=0 net.ipv6.conf.all.forwarding=0
 exec bash -e -o pipefail
 """
 STATE: Final = """
-ip -o address; ip -4 route; nft list ruleset; sysctl net.ipv4.ip_forward
+ip -o address; ip -4 route; ip -6 route | sed 's/ expires [0-9]*sec//'; nft list ruleset
+sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding
 ps -eo pid,args | grep -E '[a]ppliance.peers|[h]ttp.server' || :
 find $DIR -path '*/upper/*' -type f | sort | while read -r file; do stat -c '%n %a' $file; sha256sum <$file; done
 """
@@ -69,7 +74,8 @@ class Machine:
             (network,) = re.findall(r'^"\$here/network\.sh" (.*)$', script, flags=re.M)
             words = self.command.split()[1:]
             arguments = re.sub(r'"\$(\d)"', lambda match: words[int(match[1]) - 1], network)
-            self.command = f"{ROOT}/vagrant/network.sh {arguments}; sysctl -q -w net.ipv4.ip_forward=1"
+            forward = "sysctl -q -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"
+            self.command = f"{ROOT}/vagrant/network.sh {arguments}; {forward}; {ROOT}/vagrant/scene.sh"
 
     def run(self, line: str) -> str:
         return self.terminal.ask(f"{line}\necho {DONE}", DONE).removesuffix(DONE)
@@ -84,7 +90,7 @@ class Scene:
     def __init__(self, lab: Lab) -> None:
         self.machines = {role: Machine(lab, role) for role in SPACES}
         self.states = {role: machine.set_up() for role, machine in self.machines.items()}
-        config = tomllib.loads((ROOT / "vagrant" / "scene.toml").read_text())
+        config = tomllib.loads(self.machines["appliance"].run("cat /etc/roost/roost.toml"))
         del config["instance"]
         config["policy"] = dict.fromkeys(config["policy"], "300ms")
         self.daemon: DaemonHandle = lab.daemon(config)
@@ -115,6 +121,32 @@ def test_the_server_is_reached_by_the_appliances_address_and_by_its_own(scene: S
     for address, port in (("198.18.0.1", 8001), ("10.3.0.2", 8000)):
         talk = f"exec 3<>/dev/tcp/{address}/{port}; echo ECHO one >&3; head -n 1 <&3; exec 3>&-"
         assert client.run(f"( {talk} )") == "ECHO one\n"
+
+
+def test_the_servers_network_is_reached_by_ipv6(scene: Scene) -> None:
+    """None listens there: the server's own kernel says so."""
+    refused = scene.machines["client"].run("( exec 3<>/dev/tcp/fd00:3::2/9 ) 2>&1 || true")
+    assert "Connection refused" in refused
+
+
+def test_an_agent_with_the_token_of_the_scene_speaks_for_a_client(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "picture").write_text("A picture.\n")
+    (tmp_path / "token").write_text(scene.machines["appliance"].run("cat /etc/roost/agent.token"))
+    client = scene.machines["client"]
+    assert scene.machines["appliance"].run("stat -c %a /etc/roost/agent.token") == "600\n"
+    began = client.run(f"""
+        python3 -m http.server --bind 127.0.0.1 --directory {tmp_path} 8000 >{tmp_path}/camera.log 2>&1 &
+        echo $!
+        python3 {ROOT}/appliance/agent/roost_agent.py --appliance 198.18.0.1:7100 --token-file {tmp_path}/token \
+            --accepting camera=8000 2>{tmp_path}/agent.log &
+        echo $!
+    """)
+    try:
+        wait_until(lambda: bool(scene.daemon.get("/v1/agents")), 30, "the agent speaks for the camera")
+        ask = "curl -s -p -x http://10.3.0.1:3128 http://camera.roost/picture"
+        assert scene.machines["server"].run(ask) == "A picture.\n"
+    finally:
+        client.run(f"kill {' '.join(began.split())}")
 
 
 def test_a_client_whose_connection_ended_connects_again(scene: Scene) -> None:

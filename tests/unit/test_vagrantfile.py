@@ -34,14 +34,17 @@ def test_vagrant_takes_the_file_and_the_debians_that_roost_runs_on(tmp_path: Pat
 
 def test_addresses_and_services_are_those_of_the_lab() -> None:
     text = (ROOT / "Vagrantfile").read_text()
-    mine = {address for (_, _, family), address in ADDRESSES.items() if family == 4} - {"10.10.0.2"}
-    assert all(f" {address}" in text for address in mine), "10.10.0.2 is the first client's, counted from 2"
+    mine = set(ADDRESSES.values()) - {"10.10.0.2", "fd00:10::2"}
+    assert all(f" {address}" in text for address in mine), "those of the first client are counted from 2"
     told = tomllib.loads((ROOT / "vagrant" / "scene.toml").read_text())
     assert told["policy"] == standing.POLICY
     assert told["attach"]["listen"] == [f"10.3.0.1:{standing.ATTACH_PORT}"]
+    of_agents = {"agents": standing.AGENTS_PORT, "check-in": standing.CHECK_IN_PORT}
     ports = {"line": standing.LINE_PORT, "session": standing.SESSION_PORT, "web": standing.WEB_PORT}
     for service in told["service"]:
         if service["name"] in ports:
             port = ports.pop(service["name"])
             assert (service["listen"], service["servers"]) == (f"198.18.0.1:{port}", [f"10.3.0.2:{port}"])
-    assert ports == {}
+        if service["name"] in of_agents:
+            assert service["listen"] == f"198.18.0.1:{of_agents.pop(service['name'])}"
+    assert ports == of_agents == {}
