@@ -484,6 +484,13 @@ void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t 
     roost_unlock(e);
 }
 
+static bool is_among(const struct roost_event *events, uint32_t count, const struct roost_key *key) {
+    while (count)
+        if (!memcmp(&events[--count].record.key, key, sizeof(*key)))
+            return true;
+    return false;
+}
+
 /* At a transparent service of every address: its clients' servers are the near ends of those that sleep, and of the awake. Looks at
  * all of these where the client's host has a connection. How many were found, at most max. */
 static uint32_t find_at_servers(struct roost_engine *e, struct roost_key *key, const struct roost_service *s,
@@ -497,9 +504,9 @@ static uint32_t find_at_servers(struct roost_engine *e, struct roost_key *key, c
             memcpy(key->local, ends->entry[i].address, sizeof(key->local));
             found += find(e, key, &events[found]);
         }
-    for (const struct roost_conn *c = e->oldest; c && !found; c = c->newer)
+    for (const struct roost_conn *c = e->oldest; c && found < max; c = c->newer)
         if (c->service == s->index && c->key.client_port == key->client_port &&
-            !memcmp(c->key.client, key->client, sizeof(key->client)))
+            !memcmp(c->key.client, key->client, sizeof(key->client)) && !is_among(events, found, &c->key))
             found += find(e, &c->key, &events[found]);
     return found;
 }
@@ -549,7 +556,7 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
     struct roost_key key = {.client_port = htons(port)};
     memcpy(key.client, client, sizeof(key.client));
     roost_lock(e);
-    uint32_t found = find_at_services(e, &key, locals, count, find, events, max ? 1 : 0);
+    uint32_t found = find_at_services(e, &key, locals, count, find, events, max);
     if (!found)
         found = find_at_services(e, &key, locals, count, find_candidate, events, max);
     roost_unlock(e);

@@ -469,9 +469,9 @@ class Engine:
         lib.roost_share_cookies(self._raw, *secret, ahead_ms)
 
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
-        """The connection of a client's packed address and port, whichever service it came in by; where none is known,
-        every one that may be asleep without a slot (`candidate`). local: packed addresses of this machine, one after
-        the other, for services that listen on all of them."""
+        """The connections of a client's packed address and port, in the order of the services they came in by; where
+        none is known, each that may be asleep without a slot (`candidate`). local: packed addresses of this machine,
+        one after the other, for services that listen on all of them."""
         room = 16
         while True:
             raw = ffi.new("struct roost_event[]", room)

@@ -149,9 +149,9 @@ uint32_t roost_find(roost_engine *e, const struct roost_key *keys, uint32_t coun
 /* The states of many at once, of whose rows these are the keys and numbers, a byte each: 0 there is none, or another one
  * has this key; ROOST_CANDIDATE added where its row alone can tell. */
 void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t *ids, uint32_t count, uint8_t *states);
-/* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
- * services of every local address listen on. How many events it filled, at most max: one where it is known; otherwise
- * each 4-tuple that may be asleep without a slot, and their rows tell which of them is. */
+/* The same for the connections of a client address and port, whatever services they came in by; locals: count addresses
+ * that services of every local address listen on. How many events it filled, at most max: those that are known; where
+ * there is none, each 4-tuple that may be asleep without a slot, and their rows tell which of them is. */
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
                       struct roost_event *events, uint32_t max);
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */

@@ -88,16 +88,16 @@ ANSWERS: Final = {
         "connections", "connections", "Connections, an object a line; with `after` a page of them",
         {LINES: list[Connection], JSON: Page}, (404,)),
     ("GET", "/v1/connections/{name}"):
-        _json("connections", "connection", "All about one connection", ConnectionInFull, 404),
+        _json("connections", "connection", "All about one connection", ConnectionInFull, 404, 409),
     ("GET", "/v1/connections/{name}/explain"):
-        _json("connections", "explain", "Why it is not asleep, or does not wake", Explanation, 404),
+        _json("connections", "explain", "Why it is not asleep, or does not wake", Explanation, 404, 409),
     **{
         ("POST", f"/v1/connections/{{name}}/{action}"): _json("connections", action, summary, Moved, 404, 409, 504)
         for action, summary in MOVES.items()
     },
-    ("PUT", "/v1/connections/{connection}/name"): _json("names", "name", "Give its client a name", Named, 404),
+    ("PUT", "/v1/connections/{connection}/name"): _json("names", "name", "Give its client a name", Named, 404, 409),
     ("DELETE", "/v1/connections/{connection}/name"):
-        _json("names", "unname", "Forget its client's name", Forgotten, 404),
+        _json("names", "unname", "Forget its client's name", Forgotten, 404, 409),
     ("DELETE", "/v1/names/{name}"):
         _json("names", "forget", "Forget a name, whether or not its client is connected", Forgotten, 404, 409),
     ("GET", "/v1/names/{name}/tags"): _json("names", "tags-of", "The tags of a name", Tags, 404),

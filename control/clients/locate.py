@@ -76,7 +76,8 @@ class Locator:
     # -- for servers --------------------------------------------------------------------------------------------------
 
     async def wanted(self, target: Target) -> list[Event]:
-        """The connection that a server means, or those of which one may be (`candidate`), at least one. Raises OSError:
+        """The connection that a server means, or those of which one may be (`candidate`), at least one; of a client
+        that has the same port at several services, that of the first service before the others. Raises OSError:
         ENOENT, ENOTCONN, ELOOP or EIO, as appliance.frontends.handshake.ANSWERS explains them."""
         if isinstance(target, Address):
             if self._is_own(target):
@@ -163,7 +164,7 @@ class Locator:
             except ValueError:
                 message = f'"{name}" is no number of a connection, no client-address:port, and no client\'s name.'
                 raise OperationError(400, f"{message}{self._domain}") from None
-            event = self._asleep_among(self._find(client.host, client.port))
+            event = self._only_one(name, self._find(client.host, client.port))
         key = event.record.key_raw if event is not None else b""
         if event is not None:
             number = number or event.number
@@ -217,7 +218,15 @@ class Locator:
         # The row may be about to be removed, and its 4-tuple another connection's by now.
         return event if event is not None and event.id in (0, number) else None
 
-    def _asleep_among(self, events: Sequence[Event]) -> Event | None:
-        """Of several that may be asleep, the one that has a row; without the database, the first."""
-        ids = _sleeping_ids(self._store, events) if len(events) > 1 else {}
-        return next((event for event in events if event.record.key_raw in ids), events[0] if events else None)
+    def _only_one(self, name: str, events: Sequence[Event]) -> Event | None:
+        """The asker's connection of this client; of several that may be asleep, the one that has a row (without the
+        database, the first)."""
+        own = [event for event in events if self._is_for_asker(event)]
+        ids = _sleeping_ids(self._store, own) if len(own) > 1 else {}
+        found = [event for event in own if not event.candidate or event.record.key_raw in ids] or own[:1]
+        if len(found) < 2:
+            return found[0] if found else None
+        numbers = (event.number or ids.get(event.record.key_raw, 0) for event in found)
+        each = (f"{number} at {event.record.key.local_text}" for number, event in zip(numbers, found, strict=True))
+        message = f"{name} is the client of {len(found)} connections: {', '.join(each)}"
+        raise OperationError(409, f"{message}. Name one by its number")

@@ -256,7 +256,7 @@ class FakeEngine:
     def find_client(self, address: bytes, port: int, local: bytes) -> list[Event]:
         ports = {s.listen_port for s in self.services}
         found = (c for k, c in self.connections.items() if (k.client, k.client_port) == (address, port))
-        known = [self._as_event(c) for c in found if not ports or c.key.local_port in ports][:1]
+        known = [self._as_event(c) for c in found if not ports or c.key.local_port in ports]
         if known:
             return known
         candidates = (k for k in self.without_slot if (k.client, k.client_port) == (address, port))
