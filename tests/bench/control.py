@@ -22,8 +22,9 @@ Each request is made by one client of the API's process, over loopback without T
                     before each run; `quiet_relay_ms_p99`, `pages_relay_ms_p99` and so on, of each part of it
 
 With `kill`, the API is stopped (SIGSTOP) and then killed (SIGKILL) while transitions are written and told, and
-connections are asked for: `killed_relay_p99_ratio`, `killed_wake_p99_ratio`, and `killed_late`, how many wakes took
-longer than one and a half times the quiet p99, without as many as do so in quiet moments.
+connections are asked for: `killed_relay_p99_ratio`, `killed_wake_p99_ratio`, and `killed_late`, how many of 1,000 wakes
+took longer than one and a half times the quiet p99; `loaded_late`, as many under the same load without a kill, and
+`quiet_late`, in quiet moments.
 
 `socket_...` are the same asked of the daemon itself, over its Unix socket. `written_per_s` are the transitions that
 were written in that time, by the daemon's own count: when it is less than RATE, the load was not what it should be.
@@ -277,8 +278,8 @@ def streamed(born: Nursery, api: Asked, listeners: int) -> tuple[float, int]:
 
 
 def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Report) -> None:
-    """The API at full load is stopped, and then killed, KILLS times."""
-    noticed, load, over = Noticed(), load_of(born), threading.Event()
+    """The API at full load is stopped, and then killed, KILLS times; before that it is left alone for as long."""
+    loaded, noticed, load, over = Noticed(), Noticed(), load_of(born), threading.Event()
     where = endpoint(born.simulator.address_of(0), born.simulator.port_of(0))
 
     def ask() -> None:
@@ -303,6 +304,9 @@ def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Re
     begin_load(load, f"{STREAM_RATE} {SPOKEN}")
     for thread in threads:
         thread.start()
+    time.sleep(KILL_S)
+    with others.noticing(loaded):
+        time.sleep(KILLS * 2 * KILL_S)
     with others.noticing(noticed):
         for _ in range(KILLS):
             pid = int(born.daemon.status()["api"]["pid"])
@@ -315,11 +319,12 @@ def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Re
     for thread in threads:
         thread.join()
     limit = 1.5 * percentile(quiet.wake, 99)
-    late, usual = (sum(ms > limit for ms in wakes) for wakes in (noticed.wake, quiet.wake))
     report.add("killed_relay_p99_ratio", percentile(noticed.relay, 99) / percentile(quiet.relay, 99), "", RELAY_RATIO)
     report.add("killed_wake_p99_ratio", percentile(noticed.wake, 99) / percentile(quiet.wake, 99), "", WAKE_RATIO)
-    report.add("killed_late", late - usual * len(noticed.wake) / len(quiet.wake), "wakes")
-    report.add_zero("killed_not_answered", noticed.failed, "clients")
+    for when, moments in (("killed", noticed), ("loaded", loaded), ("quiet", quiet)):
+        late = sum(ms > limit for ms in moments.wake)
+        report.add(f"{when}_late", 1000 * late / len(moments.wake), "of 1,000 wakes")
+    report.add_zero("killed_not_answered", noticed.failed + loaded.failed, "clients")
 
 
 def begun_again(born: Nursery, pid: int) -> bool:

@@ -217,6 +217,7 @@ class Soak:
             checks.find(f"6: the daemon knows {known:,} connections, and {there:,} there are")
         self.left_behind = known - there
         scene.box.manager.stop(timeout_s=120)  # all that it knows is written then
+        checks.forged()
         return checks.history()
 
     def _known(self) -> int:

@@ -202,6 +202,20 @@ class Checks:
                 counted = [(one["awake"], one["counters"]["awake"]) for one in (before, after)]
                 self.find(f"3: the appliance has {number:,} {what}; awake, by the dispatcher and the engine: {counted}")
 
+    # 4
+
+    def forged(self) -> None:
+        """4. What an outsider forges wakes none: no simulated client woke while all that came in their names was
+        forged."""
+        for began, ended in self.scene.fleet.forged:
+            ((woken, example),) = self.scene.database.execute(f"""
+                SELECT count(*), min(id) FROM history
+                WHERE at BETWEEN {began} AND {ended} AND cause = {Cause.CLIENT_DATA}
+                    AND service = (SELECT "index" FROM services WHERE name = 'fleet')
+            """)  # fmt: skip
+            if woken:
+                self.find(f"4: {woken:,} simulated clients woke by forged segments, one of them connection {example}")
+
     # 5, of the simulated ones
 
     def fleet(self) -> None:

@@ -235,6 +235,8 @@ class Fleet(threading.Thread):
         self.beats = Beats()
         self.unanswered: list[tuple[float, int]] = []
         """When, and how many keep-alives."""
+        self.forged: list[tuple[int, int]] = []
+        """From when until when segments were forged, and none of these clients spoke: ms since 1970."""
         self._speakers = 5
         self._using = threading.Lock()  # of the simulator, which is one thread's at a time
 
@@ -300,7 +302,9 @@ class Fleet(threading.Thread):
     def forge(self, seconds: float, rate: float = 5000) -> None:
         """Segments out of every window, in the names of all."""
         with self._using:
+            began = time.time_ns() // 1_000_000
             self.simulator.spoof_segments(range(self.clients), seconds, rate)
+            self.forged.append((began, time.time_ns() // 1_000_000))
 
     def end(self) -> None:
         self._ending.set()

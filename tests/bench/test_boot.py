@@ -20,8 +20,10 @@ ARM64_PACKAGES: Final = {"qemu-system-arm": Path("/usr/bin/qemu-system-aarch64")
 """Debian's, that a test of arm64 needs, and what is there when they are installed and at work."""
 
 
-def test_a_booted_machine_loses_none_in_an_upgrade_and_is_as_before_after_a_purge() -> None:
-    report = boot.run(connections=51)
+@pytest.mark.parametrize("release", ["bookworm", "trixie"])
+def test_a_booted_machine_loses_none_in_an_upgrade_and_is_as_before_after_a_purge(release: str, tmp_path: Path) -> None:
+    subprocess.run([ROOT / "vagrant" / "rootfs.sh", tmp_path / "root", release], check=True)
+    report = boot.run(connections=51, root=str(tmp_path / "root"))
     assert_sound(report, *boot.EXPOSURE)
     assert report.figures["native_xdp"].median == 1
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,14 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 def close_a_sleeper(scene: Scene, _: random.Random) -> None:
     """Behind its client's back."""
     for _try in range(100):
-        for row in scene.box.daemon.connections(service="meters", state="IDLE", limit=1):
-            scene.box.daemon.act(row["id"], "close")
-            return
+        seen = Counter[str]()
+        for row in scene.box.daemon.connections(service="meters"):
+            seen[row["state"]] += 1
+            if row["state"] in ("IDLE", "SLEEP"):
+                scene.box.daemon.act(row["id"], "close")
+                return
         time.sleep(0.1)
-    raise AssertionError("no meter is IDLE")
+    raise AssertionError(f"no meter sleeps: {seen}")
 
 
 def forget_a_transition(scene: Scene, _: random.Random) -> None:
@@ -96,7 +100,14 @@ def answer_no_probe(scene: Scene, chance: random.Random) -> None:
         simulator.drop_every(0)
 
 
-BROKEN = (close_a_sleeper, answer_no_probe, forget_a_transition)
+def wake_one_as_if_forged(scene: Scene, _: random.Random) -> None:
+    with scene.fleet.used():
+        began = time.time_ns() // 1_000_000
+        scene.fleet.speak([0])
+        scene.fleet.forged.append((began, time.time_ns() // 1_000_000))
+
+
+BROKEN = (close_a_sleeper, answer_no_probe, forget_a_transition, wake_one_as_if_forged)
 
 
 def test_what_is_broken_on_purpose_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,14 +120,15 @@ def test_what_is_broken_on_purpose_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     assert found["resets"] >= 1, report.problems
     assert found["illegal_transitions"] >= 1, report.problems
     assert found["unanswered_keepalives"] >= 1, report.problems
-    assert found["findings"] >= 5, report.problems
+    assert found["findings"] >= 6, report.problems
+    assert any("4: 1 simulated clients woke by forged segments" in problem for problem in report.problems)
     log = (tmp_path / "log.md").read_text()
     assert re.search(r"close_a_sleeper \| 1: meters c\d+ ended \(ECONNRESET\)", log)
 
 
 def test_a_soak_of_some_seconds_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch)
-    report = soak.run(minutes=0.05, clients=60, simulated=1000, faults="hand-over,mac")
+    report = soak.run(minutes=0.05, clients=60, simulated=1000, faults="hand-over,mac,forged")
     assert_sound(report)
     assert report.figures["faults"].median >= 1
     assert report.figures["answers"].median > 60
