@@ -484,83 +484,78 @@ void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t 
     roost_unlock(e);
 }
 
-static bool is_among(const struct roost_event *events, uint32_t count, const struct roost_key *key) {
-    while (count)
-        if (!memcmp(&events[--count].record.key, key, sizeof(*key)))
-            return true;
-    return false;
+#define KNOWN_MAX 64 /* of one client's port: a router's client may have as many as there are servers */
+
+/* Connections of one client that are sought by its address and port: those that were found, at most max. */
+struct sought {
+    roost_engine *engine;
+    struct roost_key key; /* of the client */
+    bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *);
+    struct roost_event *events;
+    uint32_t found, max;
+};
+
+/* Where this is the near end. A service that was taken out may have listened where another does now. */
+static void seek(struct sought *s, const uint8_t local[16]) {
+    memcpy(s->key.local, local, sizeof(s->key.local));
+    for (uint32_t i = 0; i < s->found; i++)
+        if (!memcmp(&s->events[i].record.key, &s->key, sizeof(s->key)))
+            return;
+    if (s->found < s->max)
+        s->found += s->look(s->engine, &s->key, &s->events[s->found]);
 }
 
 /* At a transparent service of every address: its clients' servers are the near ends of those that sleep, and of the awake. Looks at
- * all of these where the client's host has a connection. How many were found, at most max. */
-static uint32_t find_at_servers(struct roost_engine *e, struct roost_key *key, const struct roost_service *s,
-                                struct roost_event *events, uint32_t max) {
+ * all of these where the client's host has a connection. */
+static void seek_at_servers(struct sought *s, const struct roost_service *service) {
+    const struct roost_engine *e = s->engine;
     const struct roost_endpoints *ends = &e->table.endpoints;
-    uint32_t found = 0;
-    if (e->hosts.hash.size && !roost_hosts_find(&e->hosts, key->client))
-        return 0;
-    for (uint32_t i = 0; i < ends->slots && found < max; i++)
-        if (ends->uses[i] && ends->entry[i].service == s->index && ends->entry[i].port == key->local_port) {
-            memcpy(key->local, ends->entry[i].address, sizeof(key->local));
-            found += find(e, key, &events[found]);
-        }
-    for (const struct roost_conn *c = e->oldest; c && found < max; c = c->newer)
-        if (c->service == s->index && c->key.client_port == key->client_port &&
-            !memcmp(c->key.client, key->client, sizeof(key->client)) && !is_among(events, found, &c->key))
-            found += find(e, &c->key, &events[found]);
-    return found;
+    if (e->hosts.hash.size && !roost_hosts_find(&s->engine->hosts, s->key.client))
+        return;
+    for (uint32_t i = 0; i < ends->slots && s->found < s->max; i++)
+        if (ends->uses[i] && ends->entry[i].service == service->index && ends->entry[i].port == s->key.local_port)
+            seek(s, ends->entry[i].address);
+    for (const struct roost_conn *c = e->oldest; c && s->found < s->max; c = c->newer)
+        if (c->service == service->index && c->key.client_port == s->key.client_port &&
+            !memcmp(c->key.client, s->key.client, sizeof(s->key.client)))
+            seek(s, c->key.local);
 }
 
-/* Whether a service before this one has, or had, the same address. */
-static bool was_looked_at(const struct roost_engine *e, int listener) {
-    const struct roost_service *s = &e->listener[listener].service;
-    for (int i = 0; i < listener; i++) {
-        const struct roost_service *other = &e->listener[i].service;
-        if (other->listen_port == s->listen_port && !memcmp(other->listen, s->listen, sizeof(s->listen)))
-            return true;
+/* locals: count addresses, for services of every local one. */
+static void seek_at_services(struct sought *s, const uint8_t *locals, uint32_t count) {
+    bool v4 = roost_address_is_v4(s->key.client);
+    for (int i = 0; i < s->engine->listeners && s->found < s->max; i++) {
+        const struct roost_service *service = &s->engine->listener[i].service;
+        bool every = roost_address_is_any(service->listen);
+        if (roost_address_is_v4(service->listen) != v4)
+            continue;
+        s->key.local_port = htons(service->listen_port);
+        if (every && service->transparent) {
+            if (s->look == find) /* a router's clients keep their slots */
+                seek_at_servers(s, service);
+            continue;
+        }
+        const uint8_t *candidates = every ? locals : service->listen;
+        for (uint32_t j = 0; j < (every ? count : 1); j++)
+            if (roost_address_is_v4(candidates + j * sizeof(s->key.local)) == v4)
+                seek(s, candidates + j * sizeof(s->key.local));
     }
-    return false;
 }
 
-/* At how many services one of the two finds the client of this key: the first max of them. */
-static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
-                                 bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
-                                 struct roost_event *events, uint32_t max) {
-    bool v4 = roost_address_is_v4(key->client);
-    uint32_t found = 0;
-    for (int i = 0; i < e->listeners && found < max; i++) {
-        const struct roost_service *s = &e->listener[i].service;
-        bool every = roost_address_is_any(s->listen);
-        if (was_looked_at(e, i))
-            continue;
-        const uint8_t *candidates = every ? locals : s->listen;
-        if (roost_address_is_v4(s->listen) != v4)
-            continue;
-        key->local_port = htons(s->listen_port);
-        if (every && s->transparent) {
-            if (look == find) /* a router's clients keep their slots */
-                found += find_at_servers(e, key, s, events + found, max - found);
-            continue;
-        }
-        for (uint32_t j = 0; j < (every ? count : 1) && found < max; j++) {
-            memcpy(key->local, candidates + j * sizeof(key->local), sizeof(key->local));
-            if (roost_address_is_v4(key->local) == v4)
-                found += look(e, key, &events[found]);
-        }
-    }
-    return found;
-}
-
-int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
-                      struct roost_event *events, uint32_t max) {
-    struct roost_key key = {.client_port = htons(port)};
-    memcpy(key.client, client, sizeof(key.client));
+uint32_t roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals,
+                           uint32_t count, int one, struct roost_event *events, uint32_t max) {
+    struct sought s = {.engine = e, .key = {.client_port = htons(port)}, .look = find, .events = events};
+    memcpy(s.key.client, client, sizeof(s.key.client));
+    s.max = one && max ? 1 : max < KNOWN_MAX ? max : KNOWN_MAX;
     roost_lock(e);
-    uint32_t found = find_at_services(e, &key, locals, count, find, events, max);
-    if (!found)
-        found = find_at_services(e, &key, locals, count, find_candidate, events, max);
+    seek_at_services(&s, locals, count);
+    if (!one || !s.found) {
+        s.look = find_candidate;
+        s.max = max;
+        seek_at_services(&s, locals, count);
+    }
     roost_unlock(e);
-    return (int)found;
+    return s.found;
 }
 
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record) {

@@ -8,7 +8,8 @@ here=$(dirname "$(readlink -f -- "$0")")
 config=/etc/roost/roost.toml token=/etc/roost/agent.token
 
 [ ! -e "$config" ] || exit 0
-mkdir -p /etc/roost
+install -d -m 755 /etc/roost
+rm -f "$token"
 (umask 077 && head -c 32 /dev/urandom | base64 | tr +/ -_ | tr -d = >"$token")
 digest=$(tr -d '\n' <"$token" | sha256sum)
 install -m 640 "$here/scene.toml" "$config.new"

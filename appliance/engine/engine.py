@@ -468,14 +468,15 @@ class Engine:
         one began. ahead_ms: how far the clock of both is ahead of CLOCK_MONOTONIC."""
         lib.roost_share_cookies(self._raw, *secret, ahead_ms)
 
-    def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
-        """The connections of a client's packed address and port, in the order of the services they came in by; where
-        none is known, each that may be asleep without a slot (`candidate`). local: packed addresses of this machine,
-        one after the other, for services that listen on all of them."""
+    def find_client(self, address: bytes, port: int, local: bytes, one: bool = False) -> Sequence[Event]:
+        """The connections of a client's packed address and port: those that are known, in the order of the services
+        they came in by, 64 at most, and then each that may be asleep without a slot (`candidate`). local: packed
+        addresses of this machine, one after the other, for services that listen on all of them. one: the first that is
+        known is enough."""
         room = 16
         while True:
             raw = ffi.new("struct roost_event[]", room)
-            found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, raw, room)
+            found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, one, raw, room)
             if found < room:
                 return events_of(raw, found)
             room *= 4

@@ -149,11 +149,12 @@ uint32_t roost_find(roost_engine *e, const struct roost_key *keys, uint32_t coun
 /* The states of many at once, of whose rows these are the keys and numbers, a byte each: 0 there is none, or another one
  * has this key; ROOST_CANDIDATE added where its row alone can tell. */
 void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t *ids, uint32_t count, uint8_t *states);
-/* The same for the connections of a client address and port, whatever services they came in by; locals: count addresses
- * that services of every local address listen on. How many events it filled, at most max: those that are known; where
- * there is none, each 4-tuple that may be asleep without a slot, and their rows tell which of them is. */
-int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
-                      struct roost_event *events, uint32_t max);
+/* The same for the connections of a client address and port, whatever services they came in by: those that are known in
+ * the order of their services, 64 at most, and behind them each 4-tuple that may be asleep without a slot, whose row tells. locals:
+ * count addresses that services of every local address listen on. one: the first that is known is enough. How many events
+ * it filled, at most max. */
+uint32_t roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals,
+                           uint32_t count, int one, struct roost_event *events, uint32_t max);
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
 /* The policy in force for a connection, by its key; of one that has neither socket nor slot, its service's: 1 found, 0: there

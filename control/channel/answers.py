@@ -36,7 +36,7 @@ MEANINGS: Final = {
     403: "the token's role may not do this",
     404: "there is no such connection, name, service, rule or token",
     408: "the request came too slowly: 10 s for its head, 30 s for the rest",
-    409: "it is not as it would have to be, or another has changed it since",
+    409: "it is not as it would have to be, another has changed it since, or it is several connections'",
     412: "what If-Match names is not what there is: another has changed it since",
     413: "the request is too large",
     422: "what is asked for is none; the sentence names the field",

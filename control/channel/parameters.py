@@ -39,7 +39,7 @@ ACTIONS: Final = ("standby", "idle", "sleep", "wake", "close")
 
 ConnectionId = Annotated[
     str,
-    Path(description="a connection: its number, client-address:port, or its name with the domain",
+    Path(description="a connection: its number, client-address:port (409: of several), or its name with the domain",
          examples=["4711", "192.0.2.7:40123", "thermostat-17.roost"]),
 ]  # fmt: skip
 ClientName = Annotated[

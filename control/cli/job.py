@@ -131,7 +131,7 @@ def _sentence(job: dict[str, Any]) -> str:
     counts += [f"{count:,} refused: {why}" for why, count in job["refused"].items()]
     if job["missing"]:
         names = ", ".join(job["missing_names"]) + (", …" if job["missing"] > len(job["missing_names"]) else "")
-        counts.append(f"{job['missing']:,} not found: {names}")
+        counts.append(f"{job['missing']:,} not found, or not one alone: {names}")
     of = f"{job['found']:,} found"
     return escaped(f"job {job['number']}, {job['action']}, {job['error'] or job['state']}: {'; '.join([of, *counts])}")
 

@@ -83,7 +83,8 @@ class Calls:
     RoostError. who: asks, for the record; by the network the token's name counts.
 
     why: the reason for a change of rules. seen: the version of the rules that it was made of: status 409, when another
-    has changed them since; None: whatever they are.
+    has changed them since; None: whatever they are. Status 409, too: several connections have this
+    ``client-address:port``, and the message has their numbers.
     """
 
     who: str

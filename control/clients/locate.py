@@ -17,7 +17,7 @@ from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Event, Key, pack_address
 from control.clients.local_addresses import LocalAddresses
 from control.clients.registry import Named, Registry
-from control.clients.scope import in_scope
+from control.clients.scope import SCOPE, in_scope
 from control.config import Service, parse_endpoint
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
@@ -25,6 +25,9 @@ from control.core.states import State
 from control.store.store import Store
 
 WALK_WAIT_S: Final = 5.0
+
+TOLD: Final = 8
+"""Of several connections of one client's port."""
 
 DIGITS: Final = 20
 """Of the largest number. Python reads some thousand at most, and fails then."""
@@ -75,14 +78,19 @@ class Locator:
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
-    async def wanted(self, target: Target) -> list[Event]:
+    async def wanted(self, target: Target, key: bytes = b"") -> list[Event]:
         """The connection that a server means, or those of which one may be (`candidate`), at least one; of a client
-        that has the same port at several services, that of the first service before the others. Raises OSError:
-        ENOENT, ENOTCONN, ELOOP or EIO, as appliance.frontends.handshake.ANSWERS explains them."""
+        that has the same port at several services, that of the first of the asker's services before the others. key:
+        of the one that is meant, packed, where it is known. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
+        appliance.frontends.handshake.ANSWERS explains them."""
+        if key:
+            if (event := self._engine.find(Key.unpack(key))) is None:
+                raise OSError(ENOENT, "no such connection")
+            return self._reachable([event])
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
-            if not (events := self._find(target.host, target.port)):
+            if not (events := self._find(target.host, target.port, one=SCOPE.get() is None)):
                 raise OSError(ENOENT, "no such connection")
             return self._reachable(events)
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
@@ -136,8 +144,8 @@ class Locator:
                 return True
         return False
 
-    def _find(self, address: str, port: int) -> Sequence[Event]:
-        return self._engine.find_client(pack_address(address), port, self.addresses.packed())
+    def _find(self, address: str, port: int, one: bool = False) -> Sequence[Event]:
+        return self._engine.find_client(pack_address(address), port, self.addresses.packed(), one)
 
     # -- for the operator ---------------------------------------------------------------------------------------------
 
@@ -222,11 +230,13 @@ class Locator:
         """The asker's connection of this client; of several that may be asleep, the one that has a row (without the
         database, the first)."""
         own = [event for event in events if self._is_for_asker(event)]
-        ids = _sleeping_ids(self._store, own) if len(own) > 1 else {}
+        ids = _sleeping_ids(self._store, [one for one in own if not one.number]) if len(own) > 1 else {}
         found = [event for event in own if not event.candidate or event.record.key_raw in ids] or own[:1]
         if len(found) < 2:
             return found[0] if found else None
-        numbers = (event.number or ids.get(event.record.key_raw, 0) for event in found)
-        each = (f"{number} at {event.record.key.local_text}" for number, event in zip(numbers, found, strict=True))
-        message = f"{name} is the client of {len(found)} connections: {', '.join(each)}"
-        raise OperationError(409, f"{message}. Name one by its number")
+        told = found[:TOLD]
+        numbers = (event.number or ids.get(event.record.key_raw) or "a connection" for event in told)
+        each = [f"{number} at {event.record.key.local_text}" for number, event in zip(numbers, told, strict=True)]
+        each += ["and more"] * (len(found) > TOLD)
+        raise OperationError(409, f"{name} is the client of several connections: {', '.join(each)}. Name one by its "
+                             "number")  # fmt: skip

@@ -21,7 +21,7 @@ SHELL_SCRIPTS = (
     "roost",
     ".ci/run",
     *(f"vagrant/{name}.sh" for name in ("install", "rootfs", "package")),
-    *(f"vagrant/{name}.sh" for name in ("appliance", "nat", "server", "client", "network", "service", "need")),
+    *(f"vagrant/{name}.sh" for name in ("appliance", "nat", "server", "client", "network", "service", "need", "scene")),
     "vagrant/debian/postinst",
     "vagrant/debian/prerm",
     "vagrant/debian/postrm",

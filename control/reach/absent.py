@@ -131,18 +131,19 @@ class Absent:
         while True:
             with self._arrivals.expect(what) as arrival:
                 try:
-                    key = (await self._locator.wanted(target))[0].record.key
+                    found = await self._locator.wanted(target)
                 except OSError as error:
                     if error.errno not in ABSENT:
                         return error.errno
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            await server.wait(arrival)
-                    except TimeoutError:
-                        return ETIMEDOUT
-                    continue
-            if server.gone:
-                return ENOTCONN
-            outcome = await self._linker.link_when_free(key, server, deadline)
-            if outcome not in ABSENT:
-                return outcome
+                    found = []
+                for event in found:
+                    if server.gone:
+                        return ENOTCONN
+                    outcome = await self._linker.link_when_free(event.record.key, server, deadline)
+                    if outcome not in ABSENT:
+                        return outcome
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await server.wait(arrival)
+                except TimeoutError:
+                    return ETIMEDOUT

@@ -44,7 +44,7 @@ class Attaching:
     async def _attach(self, target: Target, request: AttachRequest, key: bytes) -> int:
         timeout_s = request.timeout_s
         try:
-            candidates = [one for one in await self._locator.wanted(target) if key in (b"", one.record.key_raw)]
+            candidates = await self._locator.wanted(target, key)
         except OSError as why:
             return await self._without(target, why.errno or EIO, request)
         for wanted in candidates:

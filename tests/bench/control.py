@@ -304,26 +304,28 @@ def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Re
     begin_load(load, f"{STREAM_RATE} {SPOKEN}")
     for thread in threads:
         thread.start()
-    time.sleep(KILL_S)
-    with others.noticing(loaded):
-        time.sleep(KILLS * 2 * KILL_S)
-    with others.noticing(noticed):
-        for _ in range(KILLS):
-            pid = int(born.daemon.status()["api"]["pid"])
-            for number in (signal.SIGSTOP, signal.SIGKILL):
-                time.sleep(KILL_S)
-                os.kill(pid, number)
-            wait_until(partial(begun_again, born, pid), 20, "it begins again")
-    over.set()
-    load.unlink()
-    for thread in threads:
-        thread.join()
+    try:
+        time.sleep(KILL_S)
+        with others.noticing(loaded):
+            time.sleep(KILLS * 2 * KILL_S)
+        with others.noticing(noticed):
+            for _ in range(KILLS):
+                pid = int(born.daemon.status()["api"]["pid"])
+                for number in (signal.SIGSTOP, signal.SIGKILL):
+                    time.sleep(KILL_S)
+                    os.kill(pid, number)
+                wait_until(partial(begun_again, born, pid), 20, "it begins again")
+    finally:
+        over.set()
+        load.unlink()
+        for thread in threads:
+            thread.join()
     limit = 1.5 * percentile(quiet.wake, 99)
     report.add("killed_relay_p99_ratio", percentile(noticed.relay, 99) / percentile(quiet.relay, 99), "", RELAY_RATIO)
     report.add("killed_wake_p99_ratio", percentile(noticed.wake, 99) / percentile(quiet.wake, 99), "", WAKE_RATIO)
     for when, moments in (("killed", noticed), ("loaded", loaded), ("quiet", quiet)):
         late = sum(ms > limit for ms in moments.wake)
-        report.add(f"{when}_late", 1000 * late / len(moments.wake), "of 1,000 wakes")
+        report.add(f"{when}_late", 1000 * late / max(1, len(moments.wake)), "of 1,000 wakes")
     report.add_zero("killed_not_answered", noticed.failed + loaded.failed, "clients")
 
 

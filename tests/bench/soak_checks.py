@@ -209,7 +209,7 @@ class Checks:
         forged."""
         for began, ended in self.scene.fleet.forged:
             ((woken, example),) = self.scene.database.execute(f"""
-                SELECT count(*), min(id) FROM history
+                SELECT count(DISTINCT id), min(id) FROM history
                 WHERE at BETWEEN {began} AND {ended} AND cause = {Cause.CLIENT_DATA}
                     AND service = (SELECT "index" FROM services WHERE name = 'fleet')
             """)  # fmt: skip

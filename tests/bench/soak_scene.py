@@ -304,6 +304,7 @@ class Fleet(threading.Thread):
         with self._using:
             began = time.time_ns() // 1_000_000
             self.simulator.spoof_segments(range(self.clients), seconds, rate)
+            time.sleep(0.5)  # what is on its way
             self.forged.append((began, time.time_ns() // 1_000_000))
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import pytest
@@ -35,17 +35,20 @@ def dialled(lab: Lab, source: tuple[str, int], to: tuple[str, int]) -> socket.so
 
 @pytest.fixture(scope="module")
 def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
+    """Clients of `bare` sleep without a slot."""
     box = ApiLab(nat_free_lab)
-    first = box.config["service"][0]
-    listen = first["listen"].replace(str(PORT), str(PORT + 1))
-    box.config["service"].append({**first, "name": "second", "listen": listen})
+    services = box.config["service"]
+    for place, (name, more) in enumerate({"second": {}, "bare": {"sleep_keepalive": "none"}}.items(), 1):
+        listen = services[0]["listen"].replace(str(PORT), str(PORT + place))
+        services.append({**services[0], "name": name, "listen": listen, **more})
+    box.config["table"] = {**box.config.get("table", {}), "filter": 100}
     with box:
         box.wait_for_api()
         yield box
 
 
 class Twice(NamedTuple):
-    """The client's two sockets, at lab4 and at second; the connections' numbers; their address and port."""
+    """The client's two sockets, at lab4 and at another service; the connections' numbers; their address and port."""
 
     sockets: list[socket.socket]
     numbers: list[int]
@@ -54,10 +57,16 @@ class Twice(NamedTuple):
 
 @pytest.fixture
 def twice(box: ApiLab) -> Iterator[Twice]:
+    with twice_at(box) as connected:
+        yield connected
+
+
+@contextmanager
+def twice_at(box: ApiLab, place: int = 1, name: str = "second") -> Iterator[Twice]:
     with ExitStack() as stack:
         sockets = list[socket.socket]()
         source = box.lab.address("wan", "eth0"), 0
-        for port in (PORT, PORT + 1):
+        for port in (PORT, PORT + place):
             client = stack.enter_context(dialled(box.lab, source, (box.lab.address("box", "wan0"), port)))
             source = client.getsockname()[:2]
             client.sendall(b"hello")
@@ -65,7 +74,7 @@ def twice(box: ApiLab) -> Iterator[Twice]:
             sockets.append(client)
         address = endpoint(*source)
         rows = {row["service"]: row["id"] for row in box.daemon.connections() if row["client"] == address}
-        yield Twice(sockets, [rows["lab4"], rows["second"]], address)
+        yield Twice(sockets, [rows["lab4"], rows[name]], address)
 
 
 def test_what_is_meant_is_asked_and_nothing_done(box: ApiLab, twice: Twice) -> None:
@@ -100,6 +109,29 @@ def test_a_server_means_that_of_its_own_service(box: ApiLab, twice: Twice, at: i
     assert box.daemon.act(str(numbers[at]), "sleep")["state"] == "SLEEP"
     assert Upgraded(box, "server", address, b"early").status == 101
     assert receive(sockets[at], 5) == b"early"
+
+
+def test_one_that_sleeps_without_a_slot_is_not_hidden_by_one_that_is_known(box: ApiLab) -> None:
+    with twice_at(box, 2, "bare") as (sockets, numbers, address):
+        assert box.daemon.act(str(numbers[1]), "sleep")["state"] == "SLEEP"
+        answer = box.daemon.http("GET", f"/v1/connections/{address}")
+        assert answer.status_code == 409, answer.text
+        assert sorted(int(one) for one in re.findall(r"(\d+) at ", answer.json()["error"])) == sorted(numbers)
+        box.token("server", "bare")
+        status, told = box.ask("server", "GET", f"/v1/connections/{address}")
+        assert (status, told["id"]) == (200, numbers[1])
+        server = Upgraded(box, "operator", str(numbers[1]), b"early")
+        assert server.status == 101, server.rest()
+        assert receive(sockets[1], 5) == b"early"
+
+
+def test_a_job_does_nothing_where_it_is_not_said_which_one(box: ApiLab, twice: Twice) -> None:
+    answer = box.daemon.http("POST", "/v1/jobs", json={"action": "close", "connections": [twice.address]})
+    job = answer.json()["number"]
+    wait_until(lambda: box.daemon.get(f"/v1/jobs/{job}")["state"] == "done", 10, "the job is done")
+    told = box.daemon.get(f"/v1/jobs/{job}")
+    assert (told["found"], told["missing"], told["missing_names"]) == (0, 1, [twice.address])
+    assert all(box.daemon.get(f"/v1/connections/{number}") for number in twice.numbers)
 
 
 @BOTH

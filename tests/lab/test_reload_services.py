@@ -301,3 +301,16 @@ def test_a_router_routes_the_clients_of_a_service_that_is_taken_out(opened: Call
             answers(routed)
     assert answers(box.dial("a"))
     assert box.services_of() == ["a", "a", "b"]
+
+
+@BOTH
+def test_a_client_is_one_where_two_services_have_listened(opened: Callable[..., Box], family: int) -> None:
+    """The one that was taken out is looked at, too, for the clients that it still has."""
+    box = opened(family=family)
+    client = box.dial("a")
+    assert answers(client)
+    box.states(1)
+    every = "0.0.0.0" if family == 4 else "::"
+    box.reload({**box.service("a"), "name": "again", "listen": endpoint(every, PORTS["a"])})
+    assert box.daemon.get(f"/v1/connections/{endpoint(*client.getsockname()[:2])}")["service"] == "a"
+    assert answers(client)

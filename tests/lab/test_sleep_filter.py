@@ -261,9 +261,7 @@ def test_every_hit_of_the_filter_is_named_to_who_knows_only_the_clients_address(
     assert [(event.record.key, event.candidate) for event in found] == [(wrong, True), (pair.key, True)]
     everywhere.wake_and_answer(pair)
     found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
-    assert [(event.record.key, event.candidate) for event in found] == [(pair.key, False)], (
-        "one that is known is enough"
-    )
+    assert [(event.record.key, event.candidate) for event in found] == [(pair.key, False)]
 
 
 @BOTH

@@ -81,15 +81,19 @@ def pair() -> Iterator[Pair]:
         pair.print_logs()
 
 
-def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None,
-            policy: dict[str, Any] | None = None) -> Pair:  # fmt: skip
-    """The two machines; no daemon runs."""
+def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None, policy: dict[str, Any] | None = None,
+            awake: bool = False) -> Pair:  # fmt: skip
+    """The two machines; no daemon runs. awake: with a service at PORT + 1 whose clients stay ACTIVE."""
     lab.second_box()
     lab.server(PORT)
     config = lab.config(PORT, policy=policy or QUIET, service=service) | {
         "paths": {"database": url},
         "standby": {"address": lab.address("box", "wan0"), "lease": LEASE_S},
     }
+    if awake:
+        one = config["service"][0]
+        listen = one["listen"].replace(f":{PORT}", f":{PORT + 1}")
+        config["service"].append({**one, "name": "awake", "listen": listen, "active_quiet": "never"})
     first, second = (lab.daemon(config, start=False, space=space) for space in ("box", "box2"))
     return Pair(lab, first, second, lab.swarm())
 
@@ -224,12 +228,13 @@ def test_an_address_that_moves_takes_all_connections_along(pair: Pair) -> None:
 def test_one_that_is_drained_hands_over_what_was_awake_and_what_had_no_row() -> None:
     """docs/deploy.md: by an operator's hand, and the address goes when it is done."""
     with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab:
-        pair = pair_of(lab, Postgres(cluster).url, policy=QUIET | {"idle_quiet": "1h"})
+        pair = pair_of(lab, Postgres(cluster).url, policy=QUIET | {"idle_quiet": "1h"}, awake=True)
         join(pair, asleep=False)
-        there = lab.address("box", "wan0"), PORT
-        assert pair.clients.connect(CLIENTS, there, **PROBED).connected == CLIENTS
-        wait_until(lambda: pair.first.counts().get("IDLE") == CLIENTS, 20, "all are in IDLE")
-        assert pair.clients.say(CLIENTS // 2, timeout_s=20).answered == CLIENTS // 2
+        for port in (PORT, PORT + 1):
+            there = lab.address("box", "wan0"), port
+            assert pair.clients.connect(CLIENTS // 2, there, **PROBED).connected == CLIENTS // 2
+        half = {"ACTIVE": CLIENTS // 2, "IDLE": CLIENTS // 2}
+        wait_until(lambda: half.items() <= pair.first.counts().items(), 20, f"they are {half}")
         told = drained(lab, pair.first)
         assert told.returncode == 0, told.stderr + pair.first.log_tail()
         assert json.loads(told.stdout)["drained"] == CLIENTS

@@ -41,7 +41,8 @@ SHORTER: Final = [f"--set=policy.{key}=100ms" for key in ("active_quiet", "stand
 """In the lab, what no block of the tutorial sets."""
 
 WRITTEN: Final = """
-ip -o address | sed 's/ *valid_lft.*//'; ip -4 route; sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding
+ip -o address | sed 's/ *valid_lft.*//'; ip -4 route; ip -6 route | sed 's/ expires [0-9]*sec//'
+sysctl net.ipv4.ip_forward net.ipv6.conf.all.forwarding
 find /etc/roost /etc/sysctl.d /etc/systemd/system /usr/local -type f -newer /vagrant | sort | xargs sha256sum
 """
 """What appliance.sh makes of a machine."""

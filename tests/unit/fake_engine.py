@@ -253,14 +253,14 @@ class FakeEngine:
         with self._ready:
             self._ready.notify_all()
 
-    def find_client(self, address: bytes, port: int, local: bytes) -> list[Event]:
+    def find_client(self, address: bytes, port: int, local: bytes, one: bool = False) -> list[Event]:
         ports = {s.listen_port for s in self.services}
         found = (c for k, c in self.connections.items() if (k.client, k.client_port) == (address, port))
         known = [self._as_event(c) for c in found if not ports or c.key.local_port in ports]
-        if known:
-            return known
+        if known and one:
+            return known[:1]
         candidates = (k for k in self.without_slot if (k.client, k.client_port) == (address, port))
-        return [event for k in candidates if (event := self.find(k)) is not None]
+        return known + [event for k in candidates if (event := self.find(k)) is not None]
 
     def find_peer(self, key: bytes) -> Record | None:
         return None

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from control.dev import lint
 from control.dev.lint import Tool, run_tool
+from tests.mutants import ROOT
 
 
 def test_a_tool_of_ours_is_found_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +20,8 @@ def test_a_tool_of_ours_is_found_where_it_runs(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     passed, output, _ = run_tool(Tool("ours", (sys.executable, "-m", "ours"), None), tmp_path)
     assert (passed, output) == (True, "found\n")
+
+
+def test_every_script_of_the_machines_is_checked() -> None:
+    scripts = {f"vagrant/{path.name}" for path in (ROOT / "vagrant").glob("*.sh")}
+    assert scripts <= set(lint.SHELL_SCRIPTS)

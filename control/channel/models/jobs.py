@@ -56,6 +56,6 @@ class Job(TypedDict):
     closed: Annotated[Count, Field(description="ended meanwhile")]
     refused: Annotated[dict[str, Count], Field(description="by the reason")]
     unanswered: Annotated[Count, Field(description="of which it is not known; after 10 s it is not waited for")]
-    missing: Annotated[Count, Field(description="of those that it names: there is no such connection")]
+    missing: Annotated[Count, Field(description="of those that it names: there is none, or not one alone")]
     missing_names: Annotated[list[str], Field(description="the first ten of them")]
     error: Annotated[str | None, Field(description="why it failed; null: it did not")]
