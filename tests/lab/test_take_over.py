@@ -313,6 +313,30 @@ def test_a_machine_without_the_database_wakes_none_once_its_lease_is_over() -> N
         pair.asleep(pair.second)
 
 
+def test_one_that_stands_by_without_the_database_follows_when_it_is_back_and_takes_over() -> None:
+    """It has the address meanwhile, too, and serves none: whose the clients are it cannot know."""
+    with Lab(clients=CLIENTS * 2) as lab, ExitStack() as stack:
+        here = lab.address("lan", "eth0")
+        programs.Postgres(lab, "lan", [(here, 5432)])
+        pair = pair_of(lab, f"postgresql://postgres@{here}/postgres")
+        stack.callback(pair.print_logs)
+        join(pair)
+        pair.follows()
+        lab.nft("box2", "table inet cut { chain c { type filter hook output priority 0; tcp dport 5432 drop; }; }")
+        others = lab.swarm()
+        assert others.connect(10, (lab.address("box", "wan0"), PORT)).connected == 10
+        pair.asleep(pair.first, CLIENTS + 10)
+        pair.first.kill()
+        lab.move_addresses("box", "box2")
+        time.sleep(2 * LEASE_S)
+        assert pair.second.standby(), "it waits for the database"
+        lab.nft("box2", "delete table inet cut")
+        pair.asleep(pair.second, CLIENTS + 10)
+        pair.all_answered()
+        said = others.say(10, timeout_s=20)
+        assert (said.answered, others.stats().dead) == (10, {})
+
+
 def test_a_resolver_that_does_not_answer_delays_no_machine_that_takes_over(tmp_path: Path) -> None:
     """Names were asked for before it stood by: it keeps the addresses that they had then."""
     hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
