@@ -166,15 +166,18 @@ static void replay(struct roost_engine *e, struct batch *b, struct roost_held **
     }
 }
 
-static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
+static bool replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     struct batch b = {0};
+    bool any = false;
     for (int i = 0; i < count; i++) {
+        any |= conns[i]->held != NULL;
         conns[i]->client.readable |= conns[i]->held != NULL;
         replay(e, &b, &conns[i]->held);
         conns[i]->held_tail = &conns[i]->held;
         conns[i]->held_frames = 0;
     }
     flush(e, &b);
+    return any;
 }
 
 /* Whether the ring, which may be full, lacks a part of what the client wrote. Its acknowledged head came late, by an ACK that
@@ -205,6 +208,10 @@ static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int 
     }
 }
 
+/* Of frames that come while those before them are replayed. A client that has its first acknowledgement sends more at once;
+ * those that the ring has when the slot goes would be overtaken by those behind them. */
+#define RELEASES_MAX 8
+
 void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     bool met_again = e->path.loopback;
     for (int i = 0; i < count; i++)
@@ -213,7 +220,8 @@ void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int c
         met_again |= e->path.interface[i].generic;
     if (met_again)
         remove_slots(e, conns, count);
-    replay_held(e, conns, count);
+    for (int again = 0; replay_held(e, conns, count) && !met_again && again < RELEASES_MAX; again++)
+        roost_drain(e);
     remove_slots(e, conns, count);
     roost_drain(e); /* frames that were held meanwhile: strays now */
     for (int i = 0; i < count; i++)

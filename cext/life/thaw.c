@@ -3,10 +3,10 @@
  * Thawing: frames out of the ring, sockets out of records, frames back into the stack.
  *
  * A frame that wakes makes an awake connection at once, so that every later frame of it queues up behind; the
- * sockets are then rebuilt in batches. Per batch: rebuild all, replay what is held, remove the slots (from then on
- * packets go straight to the stack), and replay what was held in between as strays. The kernel judges every frame as
- * received from the wire. With generic XDP, and on the loopback interface, a replayed frame meets our own program again,
- * so there the slot goes first.
+ * sockets are then rebuilt in batches. Per batch: rebuild all, replay what is held until no more comes, remove the slots
+ * (from then on packets go straight to the stack), and replay what was held in between as strays. The kernel judges every
+ * frame as received from the wire. With generic XDP, and on the loopback interface, a replayed frame meets our own
+ * program again, so there the slot goes first.
  */
 #define _GNU_SOURCE
 #include <errno.h>

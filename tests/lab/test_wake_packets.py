@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,22 @@ def test_who_wakes_and_is_not_answered_is_acknowledged_before_the_kernel_would(b
         assert pair.server.recv(1) == b"S"
         box.wait_state(pair, State.ACTIVE)
     assert min(took) < KERNEL_ACKNOWLEDGES_S / 2, took
+
+
+@BELOW
+def test_a_burst_that_wakes_is_not_overtaken_by_its_own_end(box: EngineLab, state: State) -> None:
+    """Frames that follow are held as long as those before them are: of a burst 26 were given to the stack too late."""
+    bursts, burst = 8, os.urandom(100_000)
+    pair = box.connect()
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    late = box.stat("frames_stray")
+    for _ in range(bursts):
+        box.to(pair, state)
+        pair.client.sendall(burst)
+        pair.server = box.accept()
+        assert receive(pair.server, len(burst)) == burst
+        box.wait_state(pair, State.ACTIVE)
+    assert box.stat("frames_stray") - late <= 4 * bursts
 
 
 @contextmanager
