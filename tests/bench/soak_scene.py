@@ -23,6 +23,7 @@ import httpx
 
 from appliance.lab import DaemonError, DaemonHandle, Lab, Peer, endpoint, wait_until
 from appliance.lab.groups import PER_PROCESS
+from appliance.lab.lab import ONE_NETWORK
 from appliance.lab.processes import python_environment
 from appliance.lab.service_manager import ServiceManager
 from appliance.lab.simulator import ClientState, Simulator, Unfinished
@@ -382,6 +383,7 @@ class Scene:
             "router": {"lan": ["lan0"], "fail": "closed"},  # or some pass by the appliance after a kill
             "table": {"ipv4": slots, "ipv6": 100, "idle": self.clients + 50_000},
             "pressure": {"descriptors": 95, "memory": 95},
+            "limits": ONE_NETWORK,
             "attach": {"listen": [endpoint(lab.address("box", "lan0"), ATTACH_PORT)]},
             "api": {"listen": [endpoint(lab.address("box", "lan0"), 8443)], "user": "nobody", "plain": True},
             "service": services,
