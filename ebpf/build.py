@@ -4,6 +4,7 @@
 
 An object replaces its predecessor in one rename, so a daemon that starts meanwhile loads the old one or the new one,
 never half of one. Objects whose source is gone are removed: the engine must not load a program without a source.
+ROOST_CLANG is the compiler, `clang` unless it is given.
 """
 
 import argparse
@@ -24,7 +25,7 @@ def compiler_command(source: Path, target: Path) -> list[str]:
     32-bit atomics that return a value (kernel 5.12); clang 14 would choose v2.
     """
     return [
-        "clang",
+        os.environ.get("ROOST_CLANG", "clang"),
         "-O2",
         "-g",
         "-target",

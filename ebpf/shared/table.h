@@ -107,13 +107,18 @@ struct roost_place {
         v2 += v1, v1 = ROOST_ROTL(v1, 17), v1 ^= v2, v2 = ROOST_ROTL(v2, 32);                                          \
     } while (0)
 
+/* Clang 19 keeps short loops that clang 14 unrolls, and spills their counters, which the verifier of 6.1 has no bounds of then. */
+#ifdef __bpf__
+#define ROOST_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define ROOST_UNROLL
+#endif
+
 /* SipHash-1-3 over count 64-bit words. */
 static inline __attribute__((always_inline)) __u64 roost_siphash(const __u64 seed[2], const __u64 *word, int count) {
     __u64 v0 = seed[0] ^ 0x736f6d6570736575ULL, v1 = seed[1] ^ 0x646f72616e646f6dULL;
     __u64 v2 = seed[0] ^ 0x6c7967656e657261ULL, v3 = seed[1] ^ 0x7465646279746573ULL;
-#ifdef __bpf__
-#pragma clang loop unroll(full)
-#endif
+    ROOST_UNROLL
     for (int i = 0; i < count; i++) {
         v3 ^= word[i];
         ROOST_SIPROUND;

@@ -8,6 +8,7 @@
 
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/limit.h"
+#include "ebpf/lib/verifier.h"
 #include "maps.h"
 
 /* Whether the policy of this class lets none connect. */
@@ -33,6 +34,7 @@ static __always_inline __u32 *connected_of(const struct roost_limits *l, __u64 c
 static __noinline void count_connected(const struct roost_limits *l, __u32 service, const __u8 *client) {
     __u64 address[2];
     __builtin_memcpy(address, client, sizeof(address));
+    ROOST_UNROLL
     for (int level = 0; level < ROOST_LIMIT_LEVELS && l->counting; level++) {
         __u64 cells = roost_limit_cells(l, ROOST_LIMIT_CONNECTIONS, service, level, address);
         for (int row = 0; row < ROOST_CONNECTED_ROWS; row++) {
@@ -43,12 +45,14 @@ static __noinline void count_connected(const struct roost_limits *l, __u32 servi
     }
 }
 
-/* Whether the source of this address may have one more connection. */
-static __always_inline int has_room(const struct roost_limits *l, __u32 service, const __u8 *client) {
+/* Whether the source of this address may have one more connection. most_of: by level. */
+static __always_inline int has_room(const struct roost_limits *l, const __u32 *most_of, __u32 service,
+                                    const __u8 *client) {
     __u64 address[2];
     __builtin_memcpy(address, client, sizeof(address));
+    ROOST_UNROLL
     for (int level = 0; level < ROOST_LIMIT_LEVELS && l->counting; level++) {
-        __u32 most = l->connections[service][level], full = 0;
+        __u32 most = most_of[level], full = 0;
         __u64 cells = most ? roost_limit_cells(l, ROOST_LIMIT_CONNECTIONS, service, level, address) : 0;
         for (int row = 0; row < ROOST_CONNECTED_ROWS && most; row++) {
             const __u32 *cell = connected_of(l, cells, row);
@@ -72,9 +76,14 @@ static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *c
     struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
     if (!l || service >= ROOST_BIRTH_RATES || (syn && !are_refused(l, now_s)))
         return 1;
-    if (has_room(l, service, client)) {
-        if (roost_limit_allows(l, l->births_gap_us[service], ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn,
-                               l->burst_us))
+    KEEP(service);
+    service &=
+        ROOST_BIRTH_RATES - 1; /* it is already: for the verifier of 6.1, which forgets bounds of what is spilled */
+    const __u32 *most_of = l->connections[service], *gap_us = l->births_gap_us[service];
+    KEEP(most_of);
+    KEEP(gap_us);
+    if (has_room(l, most_of, service, client)) {
+        if (roost_limit_allows(l, gap_us, ROOST_LIMIT_BIRTHS, service, client, now_ms * 1000, !syn, l->burst_us))
             return 1;
         beyond = ROOST_LIMIT_BIRTHS;
     }

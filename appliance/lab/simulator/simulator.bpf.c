@@ -843,9 +843,13 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
     KEEP(l4_length);
     if (!scratch || l4_length < 20 || l4_length > 1500)
         return SIM_N_MALFORMED;
-    *(__u32 *)&scratch->bytes[l4_length] = 0;
-    if (bpf_xdp_load_bytes(ctx, l4, scratch->bytes, l4_length))
+    /* Bounds that the verifier sees whatever clang has made of those above. */
+    __u32 last = l4_length - 1, behind = l4_length;
+    KEEP(last);
+    if (bpf_xdp_load_bytes(ctx, l4, scratch->bytes, (last & 2047) + 1))
         return SIM_N_MALFORMED;
+    KEEP(behind);
+    *(__u32 *)&scratch->bytes[behind & 2047] = 0;
     if (fold(sum + sum_scratch(scratch, l4_length)))
         return SIM_N_BAD_CHECKSUM;
     tcp = (struct tcphdr *)scratch->bytes;
