@@ -517,8 +517,10 @@ static void seek_at_servers(struct sought *s, const struct roost_service *servic
             seek(s, ends->entry[i].address);
     for (const struct roost_conn *c = e->oldest; c && s->found < s->max; c = c->newer)
         if (c->service == service->index && c->key.client_port == s->key.client_port &&
-            !memcmp(c->key.client, s->key.client, sizeof(s->key.client)))
+            !memcmp(c->key.client, s->key.client, sizeof(s->key.client))) {
+            s->key.local_port = c->key.local_port;
             seek(s, c->key.local);
+        }
 }
 
 /* locals: count addresses, for services of every local one. */

@@ -26,6 +26,7 @@
 #define HEADERS_IPV6 60u
 
 _Static_assert(ROOST_BIRTH_RATES >= ROOST_MAX_SERVICES, "each service has a counter of SYNs");
+_Static_assert(!(ROOST_BIRTH_RATES & (ROOST_BIRTH_RATES - 1)), "ebpf/xdp/limited.h masks a number by it");
 
 void roost_births_forget(struct roost_engine *e) {
     struct roost_birth_place place;

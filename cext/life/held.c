@@ -214,14 +214,19 @@ static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int 
 
 void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     bool met_again = e->path.loopback;
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
         conns[i]->cut = is_cut(conns[i]);
+        conns[i]->phase = ROOST_THAWING; /* what comes meanwhile is held, after a freeze that was cancelled, too */
+    }
     for (int i = 0; i < e->path.interfaces; i++)
         met_again |= e->path.interface[i].generic;
     if (met_again)
         remove_slots(e, conns, count);
-    for (int again = 0; replay_held(e, conns, count) && !met_again && again < RELEASES_MAX; again++)
+    bool more = replay_held(e, conns, count);
+    for (int again = 0; more && !met_again && again < RELEASES_MAX; again++) {
         roost_drain(e);
+        more = replay_held(e, conns, count) || e->frame_budget <= 0; /* theirs may be behind those of others */
+    }
     remove_slots(e, conns, count);
     roost_drain(e); /* frames that were held meanwhile: strays now */
     for (int i = 0; i < count; i++)

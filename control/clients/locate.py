@@ -90,7 +90,10 @@ class Locator:
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
-            if not (events := self._find(target.host, target.port, one=SCOPE.get() is None)):
+            events = self._find(target.host, target.port, one=SCOPE.get() is None)
+            if events and self._is_of_an_agent(events[0]):  # there may be one of another service
+                events = self._find(target.host, target.port)
+            if not events:
                 raise OSError(ENOENT, "no such connection")
             return self._reachable(events)
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3

@@ -8,7 +8,7 @@
 #include "record.h"
 
 #define ROOST_MAX_BIRTHS 256   /* services whose clients may be born asleep */
-#define ROOST_BIRTH_RATES 1024 /* numbers that a service may have */
+#define ROOST_BIRTH_RATES 1024 /* numbers that a service may have; a power of two */
 
 enum roost_born {
     ROOST_BORN_NEVER = 0,

@@ -50,7 +50,6 @@ static __always_inline int has_room(const struct roost_limits *l, const __u32 *m
                                     const __u8 *client) {
     __u64 address[2];
     __builtin_memcpy(address, client, sizeof(address));
-    ROOST_UNROLL
     for (int level = 0; level < ROOST_LIMIT_LEVELS && l->counting; level++) {
         __u32 most = most_of[level], full = 0;
         __u64 cells = most ? roost_limit_cells(l, ROOST_LIMIT_CONNECTIONS, service, level, address) : 0;

@@ -109,6 +109,7 @@ def test_what_debian_13s_clang_makes_is_taken(tmp_path: Path) -> None:
     pins = leftovers.BPFFS / f"roost-clang-{os.getpid()}"
     objects = sorted(tmp_path.glob("*.bpf.o"))
     assert [path.name for path in objects] == [path.name for path in OBJECTS]
+    shutil.rmtree(pins, ignore_errors=True)  # of a process that was killed
     pins.mkdir()
     try:
         for path in objects:
@@ -116,4 +117,4 @@ def test_what_debian_13s_clang_makes_is_taken(tmp_path: Path) -> None:
                                   capture_output=True, text=True, check=False)  # fmt: skip
             assert done.returncode == 0, f"{path.name}: {done.stderr[-3000:]}"
     finally:
-        shutil.rmtree(pins, ignore_errors=True)
+        shutil.rmtree(pins)

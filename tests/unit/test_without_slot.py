@@ -7,12 +7,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 from errno import EIO, ENOENT
+from typing import cast
 
 import pytest
 
 from appliance.frontends.target import Address
 from appliance.wire import Event, EventType, Key, Op
 from control.clients import local_addresses
+from control.config import Service
 from control.core.errors import OperationError
 from control.core.states import State
 from tests.databases import Database
@@ -106,3 +108,17 @@ def test_who_asks_for_a_sleeper_whose_row_cannot_be_read_is_told_so(rig: Rig, mo
     with pytest.raises(OperationError, match="row could not be read") as raised:
         asyncio.run(woken())
     assert raised.value.status == 503
+
+
+def test_an_agents_connection_hides_none_of_another_service_with_the_same_port(rig: Rig) -> None:
+    """The engine names the first that is known, which is the agent's here."""
+    services = cast(dict[int, Service], rig.locator._services)
+    services[2] = services[1].model_copy(update={"kind": "agents"})
+    agent = rig.engine.add(WRONG, 1, State.ACTIVE)
+    agent.record = record(WRONG, 1, service=2)
+    rig.engine.add(RIGHT, 2, State.ACTIVE)
+    (wanted,) = asyncio.run(rig.locator.wanted(CLIENT))
+    assert wanted.record.key == RIGHT
+    del rig.engine.connections[RIGHT]
+    with pytest.raises(OSError, match="an agent's connection"):
+        asyncio.run(rig.locator.wanted(CLIENT))
