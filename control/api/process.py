@@ -71,6 +71,9 @@ def become(user: tuple[int, int]) -> None:
     ends_with, parent = ctypes.c_int(), os.getppid()
     libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(ends_with))
     if os.geteuid() == 0:
+        if ends_with.value:  # the daemon has begun it gently: what it takes to begin delays no client that wakes
+            with contextlib.suppress(PermissionError):
+                os.setpriority(os.PRIO_PROCESS, 0, 0)
         os.setgroups([])
         os.setresgid(user[1], user[1], user[1])
         os.setresuid(user[0], user[0], user[0])

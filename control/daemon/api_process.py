@@ -101,7 +101,7 @@ class ApiProcess:
         """Begin it, and wait for its end: how it ended; "": another configuration is wanted."""
         begun_for = await asyncio.to_thread(_what_counts, config)
         try:
-            process = self._process = await beside.begin(*self._command, stdin=DEVNULL, stdout=DEVNULL,
+            process = self._process = await beside.begin(*beside.GENTLY, *self._command, stdin=DEVNULL, stdout=DEVNULL,
                                                          env={**os.environ, **self._environment})  # fmt: skip
         except OSError as error:
             return f"could not be begun: {error.filename}: {error.strerror}"

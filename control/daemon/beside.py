@@ -13,6 +13,7 @@ from typing import Any, Final
 KILLED_S: Final = 1.0
 _WITH_US: Final = ("setpriv", "--pdeathsig=KILL", "--")
 """The kernel ends it with the thread that started it, which is the daemon's first."""
+GENTLY: Final = ("nice", "-n", "10")
 
 
 def roost(command: str) -> tuple[str, ...]:

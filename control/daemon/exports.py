@@ -25,7 +25,6 @@ START_S: Final = 10.0
 """After the daemon's: clients that come back are more urgent."""
 
 LOOK_S: Final = 1.0
-_GENTLY: Final = ("nice", "-n", "10")
 
 
 class Exports:
@@ -69,7 +68,8 @@ class Exports:
     async def _export(self, directory: str) -> None:
         began = time.monotonic()
         try:
-            process = await beside.begin(*_GENTLY, *self._command, directory, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+            process = await beside.begin(*beside.GENTLY, *self._command, directory, stdin=DEVNULL, stdout=PIPE,
+                                         stderr=PIPE)  # fmt: skip
         except OSError as error:
             self._note(began, {}, f"{error.filename}: {error.strerror}", directory)
             return

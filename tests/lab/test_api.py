@@ -363,3 +363,8 @@ def test_a_daemon_whose_api_cannot_begin_goes_on_and_says_so(lab: Lab) -> None:
         wait_until(lambda: any("API" in one["object"] for one in box.daemon.status()["attention"]), 10, "it is said")
         assert "there is no user" in box.daemon.log_tail()
         assert stat.S_IMODE(box.daemon.control_socket.stat().st_mode) == 0o600
+
+
+def test_the_process_that_was_begun_gently_is_as_urgent_as_others(box: ApiLab) -> None:
+    assert box.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, box.pid) == os.getpriority(os.PRIO_PROCESS, box.daemon.pid)
