@@ -366,5 +366,6 @@ def test_a_daemon_whose_api_cannot_begin_goes_on_and_says_so(lab: Lab) -> None:
 
 
 def test_the_process_that_was_begun_gently_is_as_urgent_as_others(box: ApiLab) -> None:
+    box.wait_for_api()
     assert box.pid is not None
     assert os.getpriority(os.PRIO_PROCESS, box.pid) == os.getpriority(os.PRIO_PROCESS, box.daemon.pid)
