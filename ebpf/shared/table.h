@@ -107,7 +107,7 @@ struct roost_place {
         v2 += v1, v1 = ROOST_ROTL(v1, 17), v1 ^= v2, v2 = ROOST_ROTL(v2, 32);                                          \
     } while (0)
 
-/* Clang 19 keeps short loops that clang 14 unrolls, and spills their counters, which the verifier of 6.1 has no bounds of then. */
+/* A loop that clang 19 keeps may have a counter whose bounds the verifier loses, so that it sees no end of it. */
 #ifdef __bpf__
 #define ROOST_UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -75,9 +75,9 @@ static __noinline int may_be_born(const struct roost_birth *birth, const __u8 *c
     struct roost_limits *l = bpf_map_lookup_elem(&limits, &zero);
     if (!l || service >= ROOST_BIRTH_RATES || (syn && !are_refused(l, now_s)))
         return 1;
+    /* The verifier of 6.1 forgets the bounds of what is spilled: this changes no number. */
     KEEP(service);
-    service &=
-        ROOST_BIRTH_RATES - 1; /* it is already: for the verifier of 6.1, which forgets bounds of what is spilled */
+    service &= ROOST_BIRTH_RATES - 1;
     const __u32 *most_of = l->connections[service], *gap_us = l->births_gap_us[service];
     KEEP(most_of);
     KEEP(gap_us);
