@@ -96,13 +96,14 @@ static __always_inline struct roost_cookies *all_cookies(void) {
     return bpf_map_lookup_elem(&births_cookies, &zero);
 }
 
-/* Whether a cookie for this service may be on its way back. */
+/* Whether a cookie for this service may be on its way back. The processor that sent it may have seen a second begin that this one
+ * read its clock before. */
 static __always_inline int cookies_count(const struct roost_birth *birth, __u32 now_s) {
     const struct roost_cookies *cookies = all_cookies();
     __u32 service = birth->service;
     if (!cookies || service >= ROOST_BIRTH_RATES)
         return 0;
-    return (__u16)(now_s - *(const volatile __u16 *)&cookies->sent_s[service]) <= ROOST_COOKIE_LIFE_S;
+    return (__u16)(now_s + 1 - *(const volatile __u16 *)&cookies->sent_s[service]) <= ROOST_COOKIE_LIFE_S + 1;
 }
 
 static __always_inline void note_cookie(const struct roost_birth *birth, __u32 now_s) {
