@@ -35,7 +35,7 @@ class Attaching:
     async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
                      protocol: str, key: bytes = b"") -> int:  # fmt: skip
         """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's. key: of the one
-        connection that is meant, packed, where it is known."""
+        connection that is meant, packed, where it was said by its number: no other one is waited for."""
         request = AttachRequest(sock, preamble, early, timeout_s)
         with self._attaches.asked(protocol, target, request):
             request.error = await self._attach(target, request, key)
@@ -46,7 +46,7 @@ class Attaching:
         try:
             candidates = await self._locator.wanted(target, key)
         except OSError as why:
-            return await self._without(target, why.errno or EIO, request)
+            return await self._without(target, key, why.errno or EIO, request)
         for wanted in candidates:
             policy = self._engine.find_class(wanted.record.key_raw)
             request.service = wanted.service
@@ -56,8 +56,8 @@ class Attaching:
             error = await self._linker.link(wanted.record.key, request)
             if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                 return error
-        return await self._without(target, ENOENT, request)
+        return await self._without(target, key, ENOENT, request)
 
-    async def _without(self, target: Target, error: int, request: AttachRequest) -> int:
+    async def _without(self, target: Target, key: bytes, error: int, request: AttachRequest) -> int:
         """There is no connection. Whose a client is that has none cannot be told."""
-        return await self._absent.reach(target, error, request) if SCOPE.get() is None else error
+        return error if key or SCOPE.get() is not None else await self._absent.reach(target, error, request)

@@ -45,7 +45,8 @@ _PORT: Final = 1  # CONNECT needs one
 
 
 class _Issued(NamedTuple):
-    """key: of the connection that it is for, packed; empty: of whichever the target means then. who: has asked."""
+    """key: of the connection whose number was said, packed; empty: it is for whichever the target means then. who: has
+    asked."""
 
     target: Target
     key: bytes
@@ -95,7 +96,7 @@ class Tickets:
             except OSError as error:
                 raise OperationError(503, f"no attach can be taken by the API now: {error.strerror}") from None
         ticket = secrets.token_hex(16) + ".t"  # no name ends in digits alone
-        key = located.event.record.key_raw if located and isinstance(target, Address) else b""
+        key = located.event.record.key_raw if located and _target(name) is None else b""
         self._tickets[ticket] = _Issued(target, key, who, copy_context())
         asyncio.get_running_loop().call_later(GOOD_S, self._tickets.pop, ticket, None)
         return {"address": f"{_HOST}:{self._at[1]}", "authority": f"{ticket}:{_PORT}", "good_s": GOOD_S}

@@ -42,6 +42,7 @@ def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
         listen = services[0]["listen"].replace(str(PORT), str(PORT + place))
         services.append({**services[0], "name": name, "listen": listen, **more})
     box.config["table"] = {**box.config.get("table", {}), "filter": 100}
+    box.config["absent"] = {"steps": ["wait"], "wait": "2s"}
     with box:
         box.wait_for_api()
         yield box
@@ -98,6 +99,22 @@ def test_each_is_reached_by_its_number(box: ApiLab, twice: Twice, at: int) -> No
     server = Upgraded(box, "operator", str(numbers[at]), b"early")
     assert server.status == 101, server.rest()
     assert receive(sockets[at], 5) == b"early"
+
+
+def test_a_number_is_of_no_other_connection_when_its_own_has_ended(box: ApiLab, twice: Twice) -> None:
+    sockets, numbers, _ = twice
+    ticket = box.daemon.http("POST", f"/v1/connections/{numbers[1]}/attach/ticket").json()
+    host, _, port = ticket["address"].rpartition(":")
+    assert box.daemon.act(str(numbers[1]), "close")["state"] == "CLOSED"
+    with box.lab.enter("box"):
+        server = socket.create_connection((host, int(port)), 5)
+    with server:
+        server.settimeout(10)
+        server.sendall(f"CONNECT {ticket['authority']} HTTP/1.1\r\nHost: x\r\n\r\nfor the other".encode())
+        assert b" 404 " in server.recv(100)
+    sockets[0].settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        sockets[0].recv(1)
 
 
 @pytest.mark.parametrize("at", [0, 1])

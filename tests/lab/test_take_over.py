@@ -10,10 +10,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -96,6 +96,22 @@ def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None, policy: d
         config["service"].append({**one, "name": "awake", "listen": listen, "active_quiet": "never"})
     first, second = (lab.daemon(config, start=False, space=space) for space in ("box", "box2"))
     return Pair(lab, first, second, lab.swarm())
+
+
+NO_DATABASE: Final = "table inet cut { chain c { type filter hook output priority 0; tcp dport 5432 drop; }; }"
+"""Rules of a machine that is cut off from PostgreSQL."""
+
+
+@contextmanager
+def with_the_database_elsewhere() -> Iterator[Pair]:
+    """The two machines, joined; PostgreSQL is on the server's, so that either can be cut off from it."""
+    with Lab(clients=CLIENTS * 2) as lab, ExitStack() as stack:
+        here = lab.address("lan", "eth0")
+        programs.Postgres(lab, "lan", [(here, 5432)])
+        pair = pair_of(lab, f"postgresql://postgres@{here}/postgres")
+        stack.callback(pair.print_logs)
+        join(pair)
+        yield pair
 
 
 def join(pair: Pair, asleep: bool = True, under: Sequence[str] = ()) -> None:
@@ -292,16 +308,12 @@ def test_keepalived_moves_the_address_when_a_machine_loses_its_power() -> None:
 
 
 def test_a_machine_without_the_database_wakes_none_once_its_lease_is_over() -> None:
-    with Lab(clients=CLIENTS * 2) as lab, ExitStack() as stack:
-        here = lab.address("lan", "eth0")
-        programs.Postgres(lab, "lan", [(here, 5432)])
-        pair = pair_of(lab, f"postgresql://postgres@{here}/postgres")
-        stack.callback(pair.print_logs)
-        join(pair)
+    with with_the_database_elsewhere() as pair:
+        lab = pair.lab
         others = lab.swarm()
         assert others.connect(10, (lab.address("box", "wan0"), PORT)).connected == 10
         pair.follows(CLIENTS + 10)
-        lab.nft("box", "table inet cut { chain c { type filter hook output priority 0; tcp dport 5432 drop; }; }")
+        lab.nft("box", NO_DATABASE)
         time.sleep(LEASE_S + 0.5)
         assert others.say(10, timeout_s=1).answered == 0
         lab.move_addresses("", "box2")  # both have the address, and the network believes the second
@@ -315,14 +327,10 @@ def test_a_machine_without_the_database_wakes_none_once_its_lease_is_over() -> N
 
 def test_one_that_stands_by_without_the_database_follows_when_it_is_back_and_takes_over() -> None:
     """It has the address meanwhile, too, and serves none: whose the clients are it cannot know."""
-    with Lab(clients=CLIENTS * 2) as lab, ExitStack() as stack:
-        here = lab.address("lan", "eth0")
-        programs.Postgres(lab, "lan", [(here, 5432)])
-        pair = pair_of(lab, f"postgresql://postgres@{here}/postgres")
-        stack.callback(pair.print_logs)
-        join(pair)
+    with with_the_database_elsewhere() as pair:
+        lab = pair.lab
         pair.follows()
-        lab.nft("box2", "table inet cut { chain c { type filter hook output priority 0; tcp dport 5432 drop; }; }")
+        lab.nft("box2", NO_DATABASE)
         others = lab.swarm()
         assert others.connect(10, (lab.address("box", "wan0"), PORT)).connected == 10
         pair.asleep(pair.first, CLIENTS + 10)
