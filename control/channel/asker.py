@@ -50,10 +50,11 @@ class Asker(NamedTuple):
         return said
 
 
-def _asker(
+async def _asker(
     who: Annotated[str, Header(alias=WHO, include_in_schema=False)] = "",
     origin: Annotated[str, Header(alias=FROM, include_in_schema=False)] = "",
 ) -> Asker:
+    """async: a thread would be asked for it otherwise."""
     return Asker.of(who, origin)
 
 

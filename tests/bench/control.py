@@ -6,6 +6,8 @@ Each request is made by one client of the API's process, over loopback without T
 
     get_ms_p99      GET /v1/connections/ADDRESS:PORT of one that has spoken, with its last 100 transitions, while the
                     daemon is told of `RATE` transitions a second of these connections, and writes them
+    bare_ms_p99     GET /v1/jobs, right after that and beside the same: what a request takes of which the daemon knows
+                    the answer
     page_ms_p99     pages of 100 of GET /v1/connections, those that follow each other: by network (a /16 of the clients'
                     addresses at random), by silence, and by service; `page_network_...` and so on, of each
 
@@ -216,8 +218,8 @@ def rss_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], float]:
-    """ms of each, and how many transitions a second were written meanwhile."""
+def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], list[float], float]:
+    """ms of each, ms of each bare one, and how many transitions a second were written meanwhile."""
     load = load_of(born)
     begin_load(load, f"{RATE} {spoken}")
 
@@ -233,9 +235,10 @@ def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], float]:
         if len(answer["history"]) < 100:
             raise RuntimeError(f"connection {answer['id']} has {len(answer['history'])} transitions")
         found.append(took)
+    bare = [took_ms(asked, "/v1/jobs")[0] for _ in range(GETS)]
     ended, after = written()
     load.unlink()
-    return found, (after - before) / (ended - began)
+    return found, bare, (after - before) / (ended - began)
 
 
 def pages(asked: Asked, query: dict[str, Any]) -> list[float]:
@@ -368,12 +371,13 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
                 all_pages = [one for took in each.values() for one in took]
                 paged.setdefault(f"{who}page", []).append(percentile(all_pages, 99))
                 with others.noticing(parts["gets"]):
-                    took, rate = gets(born, asked, spoken)
+                    took, bare, rate = gets(born, asked, spoken)
                 got.setdefault(f"{who}get", []).append(percentile(took, 99))
+                got.setdefault(f"{who}bare", []).append(percentile(bare, 99))
                 rates.append(rate)
                 say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections "
-                    f"p50 {percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, "
-                    f"{rate:,.0f} rows/s")  # fmt: skip
+                    f"p50 {percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms (bare "
+                    f"{got[f'{who}bare'][-1]:.1f}), {rate:,.0f} rows/s")  # fmt: skip
             with others.noticing(parts["attaches"]):
                 attached.append(percentile(attaches(born, both[""], many[:ATTACHES]), 99))
             bulk(born, both[""], many[:ATTACHES], "sleep")
@@ -401,7 +405,8 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
         born.add_to(report)
         born.daemon.terminate()
     report.add("get_ms_p99", got["get"], "ms", GET_MS)
-    report.add("socket_get_ms_p99", got["socket_get"], "ms")
+    for name in ("socket_get", "bare", "socket_bare"):
+        report.add(f"{name}_ms_p99", got[name], "ms")
     report.add("written_per_s", rates, "/s", WRITTEN)
     report.add("stream_events_per_s", told[1], "/s", STREAM)
     report.add("stream_10_events_per_s", told[10], "/s", STREAM_10)
