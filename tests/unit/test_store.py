@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -545,6 +546,21 @@ def test_other_databases_are_refused_by_name_and_no_password_is_said(text: str, 
     with pytest.raises(StoreError, match=said) as error:
         Store(text, Recorder())
     assert "secret" not in str(error.value)
+
+
+def test_nothing_of_postgresql_is_imported_for_a_database_of_sqlite(tmp_path: Path) -> None:
+    code = f"""
+import sys, control.daemon.daemon, control.api.process
+from control.store.store import Store
+store = Store("sqlite:///{tmp_path}/roost.db", lambda slept: None)
+store.open()
+store.start()
+store.close(3)
+print(*sorted(sys.modules))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "sqlalchemy.dialects.sqlite" in found
+    assert not [name for name in found if name.startswith("sqlalchemy.dialects.postgresql")]
 
 
 def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
