@@ -78,13 +78,14 @@ class Locator:
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
-    async def wanted(self, target: Target, key: bytes = b"") -> list[Event]:
+    async def wanted(self, target: Target, meant: Located | None = None) -> list[Event]:
         """The connection that a server means, or those of which one may be (`candidate`), at least one; of a client
-        that has the same port at several services, that of the first of the asker's services before the others. key:
-        of the one that is meant, packed, where it is known. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
+        that has the same port at several services, that of the first of the asker's services before the others.
+        meant: the one connection that is meant, if any. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
         appliance.frontends.handshake.ANSWERS explains them."""
-        if key:
-            if (event := self._engine.find(Key.unpack(key))) is None:
+        if meant is not None:
+            event = self._engine.find(meant.key)
+            if event is None or event.number not in (0, meant.id):
                 raise OSError(ENOENT, "no such connection")
             return self._reachable([event])
         if isinstance(target, Address):

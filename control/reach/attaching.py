@@ -9,7 +9,7 @@ from typing import Final
 
 from appliance.frontends.target import Target
 from appliance.wire import SecondServer
-from control.clients.locate import Locator
+from control.clients.locate import Located, Locator
 from control.clients.scope import SCOPE
 from control.core.ports import EnginePort
 from control.reach.absent import Absent
@@ -33,20 +33,20 @@ class Attaching:
         self._attaches = attaches
 
     async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
-                     protocol: str, key: bytes = b"") -> int:  # fmt: skip
-        """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's. key: of the one
-        connection that is meant, packed, where it was said by its number: no other one is waited for."""
+                     protocol: str, meant: Located | None = None) -> int:  # fmt: skip
+        """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's. meant: the one
+        connection that is meant, where it was said by its number: no other one is waited for, or dialled."""
         request = AttachRequest(sock, preamble, early, timeout_s)
         with self._attaches.asked(protocol, target, request):
-            request.error = await self._attach(target, request, key)
+            request.error = await self._attach(target, request, meant)
         return request.error
 
-    async def _attach(self, target: Target, request: AttachRequest, key: bytes) -> int:
+    async def _attach(self, target: Target, request: AttachRequest, meant: Located | None) -> int:
         timeout_s = request.timeout_s
         try:
-            candidates = await self._locator.wanted(target, key)
+            candidates = await self._locator.wanted(target, meant)
         except OSError as why:
-            return await self._without(target, key, why.errno or EIO, request)
+            return await self._without(target, meant, why.errno or EIO, request)
         for wanted in candidates:
             policy = self._engine.find_class(wanted.record.key_raw)
             request.service = wanted.service
@@ -56,8 +56,8 @@ class Attaching:
             error = await self._linker.link(wanted.record.key, request)
             if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                 return error
-        return await self._without(target, key, ENOENT, request)
+        return await self._without(target, meant, ENOENT, request)
 
-    async def _without(self, target: Target, key: bytes, error: int, request: AttachRequest) -> int:
+    async def _without(self, target: Target, meant: Located | None, error: int, request: AttachRequest) -> int:
         """There is no connection. Whose a client is that has none cannot be told."""
-        return error if key or SCOPE.get() is not None else await self._absent.reach(target, error, request)
+        return error if meant or SCOPE.get() is not None else await self._absent.reach(target, error, request)

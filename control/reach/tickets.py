@@ -45,11 +45,11 @@ _PORT: Final = 1  # CONNECT needs one
 
 
 class _Issued(NamedTuple):
-    """key: of the connection whose number was said, packed; empty: it is for whichever the target means then. who: has
-    asked."""
+    """meant: the connection whose number was said; None: it is for whichever the target means then. who: the asker's
+    name."""
 
     target: Target
-    key: bytes
+    meant: Located | None
     who: str
     context: Context
 
@@ -96,8 +96,8 @@ class Tickets:
             except OSError as error:
                 raise OperationError(503, f"no attach can be taken by the API now: {error.strerror}") from None
         ticket = secrets.token_hex(16) + ".t"  # no name ends in digits alone
-        key = located.event.record.key_raw if located and _target(name) is None else b""
-        self._tickets[ticket] = _Issued(target, key, who, copy_context())
+        meant = located if _target(name) is None else None
+        self._tickets[ticket] = _Issued(target, meant, who, copy_context())
         asyncio.get_running_loop().call_later(GOOD_S, self._tickets.pop, ticket, None)
         return {"address": f"{_HOST}:{self._at[1]}", "authority": f"{ticket}:{_PORT}", "good_s": GOOD_S}
 
@@ -137,7 +137,7 @@ class Tickets:
         found = self._tickets.pop(target.text, None) if isinstance(target, Name) else None
         if found is None:
             return ENOENT
-        work = self._attaching.attach(found.target, sock, preamble, early, timeout_s, WAY, found.key)
+        work = self._attaching.attach(found.target, sock, preamble, early, timeout_s, WAY, found.meant)
         return await asyncio.get_running_loop().create_task(work, context=found.context)
 
 

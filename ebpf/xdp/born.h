@@ -96,8 +96,8 @@ static __always_inline struct roost_cookies *all_cookies(void) {
     return bpf_map_lookup_elem(&births_cookies, &zero);
 }
 
-/* Whether a cookie for this service may be on its way back. The processor that sent it may have seen a second begin that this one
- * read its clock before. */
+/* Whether a cookie for this service may be on its way back. The clock reading of the processor that sent it may be a second ahead
+ * of this one's. */
 static __always_inline int cookies_count(const struct roost_birth *birth, __u32 now_s) {
     const struct roost_cookies *cookies = all_cookies();
     __u32 service = birth->service;

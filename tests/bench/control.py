@@ -6,8 +6,7 @@ Each request is made by one client of the API's process, over loopback without T
 
     get_ms_p99      GET /v1/connections/ADDRESS:PORT of one that has spoken, with its last 100 transitions, while the
                     daemon is told of `RATE` transitions a second of these connections, and writes them
-    bare_ms_p99     GET /v1/jobs, right after that and beside the same: what a request takes of which the daemon knows
-                    the answer
+    bare_ms_p99     GET /v1/jobs, right after that and beside the same: a request that the daemon answers from memory
     page_ms_p99     pages of 100 of GET /v1/connections, those that follow each other: by network (a /16 of the clients'
                     addresses at random), by silence, and by service; `page_network_...` and so on, of each
 

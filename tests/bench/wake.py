@@ -51,7 +51,7 @@ POLICY: dict[str, dict[str, Any]] = {
     "ready": {**SOON, "idle_quiet": "never", "ready_links": 16, "ready_for": "1h"},
 }
 APART_MS = 5.0
-TURN = 10  # a machine that others use is as fast for some tenths of a second
+TURN = 10  # the speed of a shared machine stays the same for some tenths of a second
 OTHERS_PORT = 8004
 STATE = {"idle": "IDLE", "busy": "IDLE", "sleep": "SLEEP"}
 _THAWED = ("counters", "thawed")

@@ -92,6 +92,8 @@ static void open_gate(uint32_t how) {
     uint32_t per_tick = how & 63;
     if (how & 64) /* there were as many wrong cookies as may be */
         rate = (struct birth_rate){.wrong = WRONG_MAX, .tick = (uint16_t)(host.now_ns / 1000000 / ROOST_BIRTH_TICK_MS)};
+    if (how & 128) /* another processor has sent a cookie, in a second that this one has not seen begin */
+        cookies.sent_s[0] = (__u16)(host.now_ns / 1000000000 + 1);
     gate = (struct roost_births_gate){
         {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2, 1};
     for (int i = 0; i < 2; i++) {
@@ -631,7 +633,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     __u32 period = period_of(now_ms);
     __u32 cookie_ms =
         s.has_ts ? echoed - birth_clock(&gate, &t->key) : (period - ((period - (cookie >> 30)) & 3)) * 64000u;
-    bool counts = (uint16_t)(host.now_ns / 1000000000 - sent_before) <= 128, ack = (flags & ~1u) == ROOST_ACK;
+    bool counts = (uint16_t)(host.now_ns / 1000000000 + 1 - sent_before) <= 129, ack = (flags & ~1u) == ROOST_ACK;
     if (!s.has_ts) {
         bool new_tick = rate_before.tick != (uint16_t)(now_ms / ROOST_BIRTH_TICK_MS);
         uint32_t wrong = new_tick ? 0 : rate_before.wrong;

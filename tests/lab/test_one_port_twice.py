@@ -106,6 +106,7 @@ def test_a_number_is_of_no_other_connection_when_its_own_has_ended(box: ApiLab, 
     ticket = box.daemon.http("POST", f"/v1/connections/{numbers[1]}/attach/ticket").json()
     host, _, port = ticket["address"].rpartition(":")
     assert box.daemon.act(str(numbers[1]), "close")["state"] == "CLOSED"
+    assert box.daemon.act(str(numbers[0]), "sleep")["state"] == "SLEEP"  # a server could have it
     with box.lab.enter("box"):
         server = socket.create_connection((host, int(port)), 5)
     with server:

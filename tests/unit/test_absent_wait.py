@@ -21,7 +21,7 @@ from tests.unit.fake_engine import event, key
 
 CLIENT = key(7)
 TARGET = Address("192.0.0.7", CLIENT.client_port)
-WAIT_S = 0.3
+MEANWHILE_S = 0.03
 
 
 def found(of: Key, candidate: bool = False) -> Event:
@@ -60,16 +60,17 @@ def server() -> Iterator[AttachRequest]:
         yield AttachRequest(ours, b"", b"", 1.0)
 
 
-def reached(clients: Clients, server: AttachRequest, meanwhile: Callable[[Arrivals], None] = lambda _: None) -> int:
+def reached(clients: Clients, server: AttachRequest, meanwhile: Callable[[Arrivals], None] = lambda _: None,
+            wait_s: float = 30.0) -> int:  # fmt: skip
     """What the server is told. meanwhile: happens when it has asked once, and waits."""
     fake: Any = clients
 
     async def work() -> int:
         arrivals = Arrivals()
         arrivals.begin()
-        absent = Absent(Policy(steps=("wait",), wait=WAIT_S), fake, fake, fake, fake, arrivals, fake, fake, None)
+        absent = Absent(Policy(steps=("wait",), wait=wait_s), fake, fake, fake, fake, arrivals, fake, fake, None)
         reaching = asyncio.ensure_future(absent.reach(TARGET, ENOENT, server))
-        await asyncio.sleep(WAIT_S / 10)
+        await asyncio.sleep(MEANWHILE_S)
         meanwhile(arrivals)
         return await reaching
 
@@ -89,7 +90,7 @@ def test_a_server_that_waits_gets_its_client_when_it_connects(server: AttachRequ
 def test_what_the_filter_took_for_the_client_is_tried_once_and_then_waited_for(server: AttachRequest) -> None:
     wrong = found(key(7, port=CLIENT.local_port), candidate=True)
     clients = Clients([[wrong]], {wrong.record.key: ENOENT})
-    assert reached(clients, server) == ETIMEDOUT
+    assert reached(clients, server, wait_s=2 * MEANWHILE_S) == ETIMEDOUT
     assert (clients.asked, clients.tried) == (1, [wrong.record.key]), "nothing has changed meanwhile"
 
 
@@ -101,7 +102,7 @@ def test_of_two_connections_the_one_that_has_ended_is_passed_over(server: Attach
     assert clients.tried == [CLIENT, other]
 
 
-def test_where_the_one_that_was_found_has_ended_it_is_looked_for_another_one_at_once(server: AttachRequest) -> None:
+def test_where_the_one_that_was_found_has_ended_another_one_is_looked_for_at_once(server: AttachRequest) -> None:
     other = key(8)
     clients = Clients([[found(CLIENT)], [found(other)]], {CLIENT: ENOENT, other: 0})
     assert reached(clients, server) == 0
