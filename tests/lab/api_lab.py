@@ -24,6 +24,8 @@ from control.client.http import PLAIN
 
 PORT: Final = 8000
 API_PORT: Final = 8443
+API_S: Final = 60.0
+"""In which the API listens: it is begun with a low priority, beside other tests."""
 USER: Final = "nobody"
 
 
@@ -121,7 +123,7 @@ class ApiLab:
             except OSError:
                 return False
 
-        wait_until(answers, 20, "the API answers")
+        wait_until(answers, API_S, "the API answers")
 
     def client(self, family: int = 4, port: int = 0) -> tuple[socket.socket, str]:
         """A client that has spoken with its server, and its address and port. port: its own, 0: any."""

@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from appliance.lab import Lab, wait_until
-from tests.lab.api_lab import API_PORT, ApiLab
+from tests.lab.api_lab import API_PORT, API_S, ApiLab
 
 URL = "ws://roost.test/v1/control"
 
@@ -197,9 +197,16 @@ def test_it_sleeps_like_any_other_connection_and_its_server_hears_at_once() -> N
             wanted = {"name": "alarms", "role": "server", "services": ["lab4"], "expires_s": None}
             token = daemon.http("POST", "/v1/tokens", json=wanted).json()["token"]
 
+            def listens() -> bool:
+                with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", API_PORT), 10):
+                    return True
+                return False
+
             def state(client: str) -> list[str]:
                 return [row["state"] for row in daemon.connections(client=client)]
 
+            with lab.enter("box"):
+                wait_until(listens, API_S, "the API listens")
             with lab.enter("wan"):
                 sock = socket.create_connection((lab.address("box", "wan0"), API_PORT), 10)
                 client = socket.create_connection((lab.address("box", "wan0"), 8000), 10)
