@@ -142,7 +142,8 @@ class Absent:
                     outcome = await self._linker.link_when_free(event.record.key, server, deadline)
                     if outcome not in ABSENT:
                         return outcome
-                if any(not event.candidate for event in found):
+                in_time = asyncio.get_running_loop().time() < deadline
+                if in_time and any(not event.candidate for event in found):
                     continue  # it has ended meanwhile, and there may be another one
                 try:
                     async with asyncio.timeout_at(deadline):

@@ -112,3 +112,8 @@ def test_where_the_one_that_was_found_has_ended_another_one_is_looked_for_at_onc
 def test_what_else_is_wrong_with_the_client_is_the_answer(server: AttachRequest) -> None:
     clients = Clients([[found(CLIENT), found(key(8))]], {CLIENT: ECONNRESET})
     assert reached(clients, server) == ECONNRESET
+
+
+def test_one_that_is_found_and_cannot_be_linked_is_tried_no_longer_than_a_server_waits(server: AttachRequest) -> None:
+    clients = Clients([[found(CLIENT)]], {CLIENT: ENOENT})
+    assert reached(clients, server, wait_s=2 * MEANWHILE_S) == ETIMEDOUT
