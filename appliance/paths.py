@@ -1,10 +1,21 @@
 """Where the parts of Roost lie: in a checkout beside each other, in an installed wheel inside the package."""
 
+import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 BPFFS = Path("/sys/fs/bpf")
 """Mount point of the BPF file system, below which the pins of every appliance lie."""
+
+LOCAL = "/usr/local/lib/roost"
+"""Where an installed Roost (vagrant/install.sh) finds Python packages that it does not bring."""
+
+
+def how_to_install(*packages: str) -> str:
+    """The command by which this Roost gets Python packages that most do without."""
+    target = f" --target {LOCAL}" if LOCAL in sys.path else ""
+    return f"python3 -m pip install{target} {shlex.join(packages)}"
 
 
 def checkout() -> Path | None:

@@ -99,7 +99,8 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         import matplotlib  # noqa: F401 it is wanted at the end
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise SparkError(f"a report needs pyspark and matplotlib ({error}): pip install 'roost[reports]'") from None
+        what = "pip install pyspark pyarrow matplotlib"
+        raise SparkError(f"a report needs pyspark and matplotlib ({error}): {what}") from None
     java()
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # it says all that is raised, as JSON
     if is_local:  # else it is what the PATH calls python3

@@ -6,6 +6,7 @@
 #
 #   /usr/bin/roost              the command
 #   /usr/lib/roost              Python packages, with the engine and the BPF programs
+#   /usr/libexec/roost/alive    for keepalived: whether this machine of two keeps the addresses
 #   /usr/lib/systemd/system     roost.service, roost-api.service, roost-quarantine.service
 #   /usr/share/man              roost(1), roost-COMMAND(1), roost.toml(5), roost.service(8)
 #   /usr/share                  completion for bash, zsh and fish
@@ -85,9 +86,10 @@ mv "$new" "$library"
 
 cat >"$work/roost" <<'END'
 #!/bin/sh
-PYTHONPATH=/usr/lib/roost exec /usr/bin/python3 -P -m control.cli.main "$@"
+PYTHONPATH=/usr/lib/roost:/usr/local/lib/roost exec /usr/bin/python3 -P -m control.cli.main "$@"
 END
 install -D -m 755 "$work/roost" "$root/usr/bin/roost"
+install -D -m 755 "$checkout/vagrant/alive.sh" "$root/usr/libexec/roost/alive"
 
 say "writing man pages and completions"
 share=$root/usr/share
@@ -117,6 +119,10 @@ chgrp roost /etc/roost/roost.toml # roost-api.service reads it, too
 chmod o-rwx /etc/roost/roost.toml # one that was written by hand; there may be passwords in it
 if [ -d /run/systemd/system ]; then
     systemctl daemon-reload
+    if systemctl -q is-active roost roost-api && ! roost up --check -c /etc/roost/roost.toml; then
+        die "this version refuses /etc/roost/roost.toml; what runs goes on, of the version before. Mend the file" \
+            "(roost check-config), then: systemctl restart roost roost-api"
+    fi
     systemctl try-restart roost roost-api # where they run: with these files, and the connections that they have
 fi
 say "installed $(/usr/bin/roost --version). Say in /etc/roost/roost.toml what it is to serve, then:"

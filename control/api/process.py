@@ -35,6 +35,8 @@ from control.store.database import parse_url
 
 log = logging.getLogger("roost.api")
 
+LOOK_S: Final = 1.0
+
 _PR_SET_PDEATHSIG: Final = 1
 _PR_GET_PDEATHSIG: Final = 2
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -74,9 +76,12 @@ def become(user: tuple[int, int]) -> None:
         if ends_with.value:  # the daemon has begun it gently: what it takes to begin delays no client that wakes
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, 0)
-        os.setgroups([])
-        os.setresgid(user[1], user[1], user[1])
-        os.setresuid(user[0], user[0], user[0])
+        try:
+            os.setgroups([])
+            os.setresgid(user[1], user[1], user[1])
+            os.setresuid(user[0], user[0], user[0])
+        except OSError as error:  # systemd knows but the unit's own user
+            raise ApiError(f"it cannot be the user {user[0]} of [api] user: {error.strerror}") from None
     elif os.geteuid() != user[0]:
         raise ApiError(f"run it as root, or as the user {user[0]} of [api] user")
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
@@ -123,7 +128,7 @@ async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
 
 
 def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ApiError."""
+    """Serve until a signal, or until a file of [api] is another one. Raises ApiError."""
     api = config.api
     if not api.listen:
         raise ApiError("[api] listen is empty: say at which addresses and ports the API is to listen")
@@ -142,6 +147,14 @@ def run(config: Config) -> None:
     asyncio.run(_serve(config, listeners, tls, database, files))
 
 
+async def _until_renewed(api: Api) -> None:
+    """Its key may be root's alone, and this process is root's no more: it ends, to be begun again."""
+    read = api.changed_at()
+    while api.changed_at() == read:
+        await asyncio.sleep(LOOK_S)
+    log.info("the certificate, its key or client_ca has changed: the API ends, to begin with what is there now")
+
+
 async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, database: Database,
                  files: Mapping[str, File]) -> None:  # fmt: skip
     api = config.api
@@ -149,7 +162,7 @@ async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLCon
         app = make_app(Tokens(database.good_tokens), upstream, Stream(database), api.requests, files)
         server = _Server(_settings(app))
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             on_signal(loop, number, setattr, server, "should_exit", True)
         serving = loop.create_task(server.serve(sockets=[]))
         while not server.started and not serving.done():
@@ -157,6 +170,8 @@ async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLCon
         gc.freeze()  # what is there by now stays: walking it takes the collector of cycles 60 ms, and requests wait
         listener = Listener(server, tls, api.connections, api.connections_each, api.connections_rate)
         listening = [loop.create_task(one) for one in (*map(listener.run, listeners), listener.look())]
+        if SOCKET not in os.environ:  # else the daemon that has begun it looks
+            listening.append(loop.create_task(_until_renewed(api)))
         log.info("the API listens at %s%s", ", ".join(api.listen), "" if tls else ", without TLS")
         try:
             await asyncio.wait({serving, *listening}, return_when=asyncio.FIRST_COMPLETED)

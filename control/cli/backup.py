@@ -70,11 +70,12 @@ def command(file: str, config_path: str | None, force: bool, as_json: bool) -> N
     except OSError as error:
         what = "there is no room for a backup" if error.errno == errno.ENOSPC else error.strerror or str(error)
         raise click.ClickException(f"{error.filename or file}: {what}; nothing was kept") from None
+    not_held, unknown = _awake(config)
     told = {"file": file, "bytes": size, "seconds": round(time.monotonic() - began, 2),
             "sleeping": manifest.sleeping, "database": manifest.database is not None,
             "files": [part.path for part in manifest.parts if part is not manifest.database],
-            "not_held": _awake(config)}  # fmt: skip
-    print_json(told) if as_json else _tell(told, config)
+            "not_held": not_held}  # fmt: skip
+    print_json(told) if as_json else _tell(told, config, unknown)
 
 
 @contextmanager
@@ -145,16 +146,17 @@ def _look_for_room(database: str, directory: Path) -> None:
                                    f"is made, and {free:,} are free; make room, or name a file elsewhere")  # fmt: skip
 
 
-def _awake(config: Config) -> dict[str, int] | None:
-    """How many have no row; None: no daemon says it."""
+def _awake(config: Config) -> tuple[dict[str, int] | None, str]:
+    """How many have no row; None: no daemon says it, for that reason."""
     try:
         status = Client(config.control_socket, timeout=10).get("/v1/status")
-    except click.ClickException:
-        return None
-    return {"idle": status["connections"]["IDLE"], "awake": status["awake"]}
+    except click.ClickException as error:
+        return None, str(error)
+    return {"idle": status["connections"]["IDLE"], "awake": status["awake"]}, ""
 
 
-def _tell(told: dict[str, Any], config: Config) -> None:
+def _tell(told: dict[str, Any], config: Config, unknown: str) -> None:
+    """unknown: why nothing is known of those without a row."""
     to_stderr = told["file"] == "-"
     held = f"{told['sleeping']:,} sleeping connections and " if told["database"] else ""
     click.echo(f"{told['file']}: {told['bytes']:,} bytes, with {held}{' '.join(told['files'])}, in "
@@ -167,7 +169,8 @@ def _tell(told: dict[str, Any], config: Config) -> None:
                    f"--file={told['file']}.dump --dbname='{url}'", err=to_stderr)  # fmt: skip
     missing = told["not_held"]
     if missing is None:
-        click.echo("No daemon runs; what is in IDLE, if any, has no row and is not in it.", err=to_stderr)
+        click.echo(f"What is in IDLE, if any, has no row and is not in it: no daemon says how many ({unknown})",
+                   err=to_stderr)  # fmt: skip
     elif missing["idle"] or missing["awake"]:
         click.echo(f"Not in it, for they have no row: {missing['idle']:,} connections in IDLE, {missing['awake']:,} "
                    "awake. Those in IDLE get one by `roost job start sleep --state idle`.", err=to_stderr)  # fmt: skip

@@ -48,8 +48,8 @@ def command(daemon: Client, yes: bool, timeout_s: int, as_json: bool) -> None:
     if not select.select([process], [], [], timeout_s)[0]:  # it has ended, whether or not its parent has heard
         raise click.ClickException(f"the daemon (pid {pid}) still writes rows after {timeout_s} s; its log says more")
     if (pins / "tables4").exists():
-        raise click.ClickException(f"not every connection has a row; they are asleep in {pins}. Its log says why; "
-                                   "begin the daemon again, unless its service manager does")  # fmt: skip
+        raise click.ClickException(f"no other machine may have the connections: they are asleep in {pins}. Its "
+                                   "log says why; begin the daemon again, unless its service manager does")  # fmt: skip
     if as_json:
         click.echo(json.dumps({"drained": total, "connections": there}))
     else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from appliance.paths import how_to_install
 from control.cli.client import config_of, config_option, json_option
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command(
         from control.export.export import Export
         from control.export.files import ExportError
     except ImportError as error:
-        raise click.ClickException(f"an export needs pyarrow ({error}): pip install pyarrow") from None
+        raise click.ClickException(f"an export needs pyarrow ({error}): {how_to_install('pyarrow')}") from None
     from control.config import load
     from control.store.database import StoreError
 

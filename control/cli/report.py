@@ -39,8 +39,8 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     follow: a page, tables and recommendations, made of an export or a database.
 
     DIR is what `roost export` wrote, a path or a URL of a file system that Hadoop knows; or the appliance's database
-    itself, where that is PostgreSQL. Needs Java, `pip install 'roost[reports]'`, and for a database Debian's
-    libpostgresql-jdbc-java.
+    itself, where that is PostgreSQL. Needs Java, the Python packages pyspark, pyarrow and matplotlib, and for a
+    database Debian's libpostgresql-jdbc-java.
 
     \b
     Examples:

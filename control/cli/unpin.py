@@ -21,7 +21,9 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
 
     Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
     Run it where the daemon ran, or anywhere: a process there, or a name in /run/netns, leads to its network namespace.
-    Its quarantine ends, too; with --yes also where nothing is pinned, in the network namespace where it is run.
+    Its quarantine ends, too; with --yes also where nothing is pinned, in the network namespace where it is run. Of two
+    machines ([standby]) the other one may have the rows of those in SLEEP: they stay in the database. What is in IDLE
+    has none: `roost drain` leaves all to the other one.
 
     \b
     Example:
@@ -49,13 +51,16 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
             if there:
                 quarantine.end(config.instance)  # of a box that was drained there is nothing else
             if pinned:
-                closed = _close_sleepers(config)
+                closed = 0 if config.standby.address else _close_sleepers(config)
         finally:
             lock.release()
     if as_json:
         click.echo(json.dumps({"pin_dir": str(pins), "unpinned": pinned} | ({"closed": closed} if pinned else {})))
     elif pinned:
-        click.echo(f"{pins}: unpinned" + (f"; {closed} connections that slept are closed" if closed else ""))
+        said = f"; {closed} connections that slept are closed" if closed else ""
+        if config.standby.address:
+            said = "; the rows of those in SLEEP are the other machine's to take over"
+        click.echo(f"{pins}: unpinned{said}")
     else:
         click.echo(f"{pins}: nothing is pinned")
 

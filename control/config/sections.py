@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
@@ -524,6 +525,13 @@ class Pressure(Section):
     )
 
 
+def _changed_at(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 class Api(Section):
     """HTTP for operators and servers by the network ([api.md](api.md)), served by a process of its own: it has no
     privileges, and no part of what moves packets is in it."""
@@ -560,6 +568,10 @@ class Api(Section):
         "takes the processor for some ms",
     )
     requests: int = Field(50, ge=1, le=100_000, description="requests a second by one token, on average")
+
+    def changed_at(self) -> list[int]:
+        """When each of its files was changed, ns; 0: it is not there, or cannot be looked at."""
+        return [_changed_at(path) for path in (self.certificate, self.private_key, self.client_ca) if path]
 
     @model_validator(mode="after")
     def _is_protected(self) -> Api:

@@ -128,13 +128,4 @@ class ApiProcess:
 
 def _what_counts(config: Config) -> tuple[object, ...]:
     """With its files: certificates are renewed."""
-    api = config.api
-    files = [_changed_at(path) for path in (api.certificate, api.private_key, api.client_ca) if path]
-    return api, files, config.network.interfaces
-
-
-def _changed_at(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0
+    return config.api, config.api.changed_at(), config.network.interfaces

@@ -194,7 +194,7 @@ class Daemon:
     def _unpinned(self) -> int:
         """The exit status of one that was drained."""
         if not self._drained:
-            log.error("not drained: what has no row is asleep in this machine's tables; start the daemon again")
+            log.error("not drained: the connections are asleep in this machine's tables; start the daemon again")
             return 1
         unpin(self._config.pin_dir)
         if self._config.router.lan or self._config.attach.local_connect:
@@ -360,6 +360,7 @@ class Daemon:
             grouping.stop()
             grouping_thread.join(5)
             store.close(drained=self._end.drains and self._drained)
+            self._drained &= store.left_to_others
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
 
     def _outlast_signals(self) -> None:

@@ -20,7 +20,7 @@ C_TREES = ("ebpf", "cext", "appliance", "tests")
 SHELL_SCRIPTS = (
     "roost",
     ".ci/run",
-    *(f"vagrant/{name}.sh" for name in ("install", "rootfs", "package")),
+    *(f"vagrant/{name}.sh" for name in ("install", "rootfs", "package", "alive")),
     *(f"vagrant/{name}.sh" for name in ("appliance", "nat", "server", "client", "network", "service", "need", "scene")),
     "vagrant/debian/postinst",
     "vagrant/debian/prerm",

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError
 
-from appliance.paths import engine_library
+from appliance.paths import engine_library, how_to_install
 from control.store.schema import meta
 
 log = logging.getLogger("roost.store")
@@ -147,7 +147,7 @@ def open_engine(url: sa.URL, timeout_s: float, writer: bool, idle_s: float = 0) 
     try:
         engine = sa.create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=limits)
     except ImportError as error:
-        raise StoreError(f"PostgreSQL needs psycopg ({error}): pip install 'psycopg[binary]'") from None
+        raise StoreError(f"PostgreSQL needs psycopg ({error}): {how_to_install('psycopg[binary]')}") from None
     # What is committed is believed, so it is synced whatever the server's default is.
     settings = [f"SET lock_timeout = {round(timeout_s * 1000)}", *(["SET synchronous_commit = on"] if writer else [])]
     if idle_s:

@@ -119,6 +119,8 @@ class Store(Latest):
         self._lease_until_ms = 0
         self.fenced = False
         """Another daemon has taken the database over."""
+        self.left_to_others = False
+        """Another daemon may have it, without being told to take it over."""
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._keep_bytes = keep_bytes
@@ -214,7 +216,7 @@ class Store(Latest):
     def close(self, timeout_s: float = 10.0, give_back: bool = False, drained: bool = False) -> int:
         """Write what is pending and stop; returns how many rows could not be written. give_back: the daemon could not
         start, and the database is whose it was. drained: every connection has its row, and another machine may have
-        the database without being told to take it over; of a pair it may anyway."""
+        the database without being told to take it over (`left_to_others` afterwards); of a pair it may anyway."""
         self.release_history()
         with self._wake:
             self._closing = True
@@ -228,7 +230,6 @@ class Store(Latest):
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
         leaves = drained and not left and not self._paired
-        left_to_others = False
         if self._prepared and not (self._thread is not None and self._thread.is_alive()):
             with contextlib.suppress(SQLAlchemyError, StoreError):
                 with self._writing() as connection:
@@ -238,8 +239,9 @@ class Store(Latest):
                         self._ownership.release(connection, leaves)
                         if self._run_number is not None:
                             starting.end_run(connection, self._run_number, self._status.dropped_history)
-                left_to_others = leaves
-        if drained and not (left_to_others or self._paired):
+                self.left_to_others = leaves
+        self.left_to_others |= drained and not left and self._paired
+        if drained and not self.left_to_others:
             log.error("store: the database is still this instance's; another one begins by roost up --take-over")
         self.close_readers()
         self._writer_engine.dispose()

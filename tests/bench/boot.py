@@ -7,8 +7,8 @@ roost` is all that is done in it. `connections` real clients connect through the
 clients go on to SLEEP as of one whose clients stay in IDLE, and of one whose clients stay ACTIVE; each kernel sends
 keep-alive probes all the time, until it has missed PROBES of them. All are asked to speak once. `bench reboot` does
 other things to it; here the box is a router besides, with as many clients of a persistent service and of a transparent
-one, and Roost is upgraded: apt installs the same files as a package of a higher version. Then it is purged, and apt
-installs it where its configuration lies already.
+one, and Roost is upgraded: apt installs the same files as a package of a higher version. Then it is removed and
+installed again, and purged, and apt installs it where its configuration lies already.
 
 After each, all clients speak. `lost_connections` are those that have no connection any more, or no answer; `resets` are
 those that were told so by RST; `lost_bytes` are those that were said then and not answered. `..._s` is from the order
@@ -21,12 +21,15 @@ one waited for its answer.
                 the user; other_version, not_served: whether the upgrade or the last installation came to nothing
     native_xdp  whether the machine's kernel runs Roost in the driver (virtio_net): 1, or 0 for generic XDP
     api_silent  how often `roost status --url` had no answer of the API's unit: once it is started, and upgraded
+    old_certificate  whether it went on to show a certificate that had been renewed; its key is root's alone
+    not_begun_again  how many of the two units did not run after `apt-get remove` and another installation
     exposure, api_exposure  of the units, as `systemd-analyze security` counts it: 0 to 10
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import tempfile
 import time
@@ -40,6 +43,7 @@ from appliance.lab.machine import Machine, missing
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target
 from tests.bench.upgrade import Speaking
+from tests.certificates import make_certificate
 from tests.mutants import ROOT
 
 PORT: Final = 8000
@@ -51,7 +55,10 @@ ROUTED: Final = {"both": PORT + 3, "routed": PORT}
 
 QUIET: Final = {"idle": {"idle_quiet": "1h"}, "awake": {"active_quiet": "never"}}
 API: Final = "127.0.0.1:8443"
-ASK: Final = f"roost status --url http://{API} --token-file /root/token >/dev/null && echo answered"
+CERTIFICATE, KEY = "/etc/api.pem", "/etc/api.key"
+REMOTE: Final = f"--url https://roost.test:8443 --ca {CERTIFICATE} --token-file /root/token"
+ASK: Final = f"roost status {REMOTE} >/dev/null && echo answered"
+SHOWN: Final = """python3 -c 'import ssl; print(ssl.get_server_certificate(("127.0.0.1", 8443)))'"""
 EXPOSURE: Final = {"exposure": ("roost", Target(at_most=3.0)), "api_exposure": ("roost-api", Target(at_most=1.5))}
 PROBE_S: Final = 5.0
 PROBES: Final = 100
@@ -216,7 +223,8 @@ def booted(report: Report, connections: int, root: str | None, probe_s: float,
         if routed:
             doors |= {"both": (box, ROUTED["both"]), "routed": (server, ROUTED["routed"])}
             more |= {"both": {"interface": "persistent"}, "routed": {"transparent": True}}
-            config |= {"router": {"lan": ["lan0"]}, "api": {"listen": [API]}}
+            api = {"listen": [API], "certificate": CERTIFICATE, "private_key": KEY}
+            config |= {"router": {"lan": ["lan0"]}, "api": api}
         for name, values in more.items():
             to = {} if name == "routed" else {"server": endpoint(server, PORT)}
             config["service"].append({"name": name, "listen": endpoint(*doors[name]), **to, **values})
@@ -242,8 +250,12 @@ def run(connections: int = 150, root: str | None = None) -> Report:
     """Boot, serve, upgrade, go away, and come again."""
     report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S:g} s; upgraded")
     with booted(report, connections, root, PROBE_S, routed=True) as (machine, fleet):
-        machine.run("roost token create bench --role viewer >/root/token; systemctl enable --now roost-api")
+        machine.run("echo 127.0.0.1 roost.test >>/etc/hosts; roost token create bench --role viewer >/root/token")
+        certify(machine)
+        machine.run("systemctl", "enable", "--now", "roost-api")
         silent = is_silent(machine)
+        renewed = certify(machine)
+        report.add_zero("old_certificate", int(not shows(machine, renewed)), "")
         for figure, (unit, target) in EXPOSURE.items():
             told = machine.run("systemd-analyze", "security", "--no-pager", unit)
             report.add(figure, float(told.rpartition("service: ")[2].split()[0]), "", target)
@@ -254,6 +266,9 @@ def run(connections: int = 150, root: str | None = None) -> Report:
         report.add_zero("api_silent", silent + is_silent(machine), "")
         version = machine.run("dpkg-query", "-W", "-f", "'${Version}'", "roost")
         report.add_zero("other_version", int(not version.endswith(HIGHER)), "")
+        machine.run("apt-get", "remove", "-q", "-y", "roost")
+        machine.run(f"{FIRST} /root/higher.deb")
+        report.add_zero("not_begun_again", int(not serving(machine)) + is_silent(machine), "units")
         machine.run("cp", "-p", "/etc/roost/roost.toml", "/root/kept.toml")
         ours = loaded(machine, ours=True)
         if not {"prog", "map"} <= {each.split()[0] for each in ours}:
@@ -276,6 +291,29 @@ def is_silent(machine: Machine) -> bool:
         say(machine.run("journalctl", "-u", "roost-api", "--no-pager", "-n", "20"))
         return True
     return False
+
+
+def certify(machine: Machine) -> str:
+    """Give its API another certificate, whose key is root's alone."""
+    with tempfile.TemporaryDirectory() as directory:
+        certificate, key = (path.read_text() for path in make_certificate(Path(directory)))
+    machine.run(f"umask 077; printf %s {shlex.quote(key)} >{KEY}; printf %s {shlex.quote(certificate)} >{CERTIFICATE}; "
+                f"chmod 644 {CERTIFICATE}")  # fmt: skip
+    return certificate
+
+
+def shows(machine: Machine, certificate: str) -> bool:
+    """The API's unit shows this one soon."""
+
+    def shown() -> bool:
+        return machine.run(f"{SHOWN} || true").strip() == certificate.strip()
+
+    try:
+        wait_until(shown, SERVING_S, "it is shown", 1.0)
+    except TimeoutError:
+        say(machine.run("journalctl", "-u", "roost-api", "--no-pager", "-n", "20"))
+        return False
+    return True
 
 
 def upgrade(machine: Machine) -> None:

@@ -22,6 +22,7 @@ from appliance.lab.processes import python_environment
 from control.api.access import ACCESS
 from tests.certificates import make_certificate
 from tests.lab.api_lab import API_PORT, USER, ApiLab
+from tests.lab.test_units import confined
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +289,28 @@ def test_tls_is_spoken_and_a_renewed_certificate_is_used_soon(lab: Lab, tmp_path
         box.tls = ssl.create_default_context(cafile=str(old / "certificate.pem"))
         box.wait_for_api()
         assert box.ask("viewer", "GET", "/v1/status")[0] == 200
+
+
+@pytest.mark.parametrize("renewed", [True, False], ids=["renewed", "reloaded"])
+def test_the_unit_reads_a_key_that_is_roots_and_ends_for_another_one(lab: Lab, renewed: bool) -> None:
+    """With the unit's capabilities. systemd begins it again (Restart=always)."""
+    certificate, key = make_certificate(lab.workspace)
+    box = ApiLab(lab, certificate=str(certificate), private_key=str(key), plain=False)
+    box.options = ("--api-apart",)
+    with box:
+        box.tls = ssl.create_default_context(cafile=certificate)
+        program = [sys.executable, "-m", "control.cli.main", "api", "-c", str(box.daemon.config)]
+        process = lab.run("box", [*confined("roost-api"), *program], env=python_environment())
+        box.wait_for_api()
+        assert box.ask("viewer", "GET", "/v1/status")[0] == 200
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"Uid:\t{pwd.getpwnam(USER).pw_uid}\t" in status
+        assert "CapPrm:\t0000000000000000" in status
+        if renewed:
+            make_certificate(lab.workspace)
+        else:
+            os.kill(process.pid, signal.SIGHUP)
+        assert process.wait(20) == 0
 
 
 def test_whoever_has_no_certificate_where_one_is_asked_for_gets_no_answer(lab: Lab, tmp_path: Path) -> None:

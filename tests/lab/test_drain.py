@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -170,12 +171,32 @@ def test_what_cannot_be_written_stays_asleep_here() -> None:
         database.take_away()
         told = drained(lab, daemon)
         assert told.returncode == 1
-        assert "not every connection has a row" in told.stderr
+        assert "no other machine may have the connections" in told.stderr
         assert "not drained" in daemon.log_tail()
         database.give_back()
         daemon.start()
         assert clients.say(CLIENTS).answered == CLIENTS
         daemon.terminate()
+
+
+def test_a_database_that_stays_this_machines_is_told(tmp_path: Path) -> None:
+    """Another machine would be refused: what is asleep stays in this one's tables, and goes on when it starts again."""
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        database = tmp_path / "roost.db"
+        config = lab.config(PORT, policy=QUIET) | {"paths": {"database": str(database)}}
+        daemon = lab.daemon(config)
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        wait_until(lambda: daemon.status()["connections"]["SLEEP"] == CLIENTS, 20, "all sleep")
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("CREATE TRIGGER stays BEFORE UPDATE OF machine ON owner WHEN NEW.machine = '' "
+                               "BEGIN SELECT RAISE(ABORT, 'it stays'); END")  # fmt: skip
+        told = drained(lab, daemon)
+        assert (told.returncode, "no other machine may have the connections" in told.stderr) == (1, True)
+        daemon.start()
+        said = clients.say(CLIENTS, timeout_s=20)
+        assert (said.answered, clients.stats().dead) == (CLIENTS, {})
 
 
 def test_a_box_that_is_to_be_none_drops_no_resets_after_a_drain() -> None:

@@ -8,6 +8,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -259,6 +260,19 @@ def test_one_that_is_drained_hands_over_what_was_awake_and_what_had_no_row() -> 
         pair.asleep(pair.second)
         pair.all_answered()
         pair.print_logs()
+
+
+def test_one_from_which_roost_is_removed_leaves_the_sleepers_to_the_other(pair: Pair) -> None:
+    """As vagrant/debian/prerm does it; keepalived moves the address some seconds later."""
+    pair.follows()
+    assert pair.first.terminate() == 0
+    command = [sys.executable, "-m", "control.cli.main", "unpin", "--yes", "-c", str(pair.first.config)]
+    with pair.lab.enter("box"):
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "unpinned; the rows of those in SLEEP are the other machine's" in said
+    pair.lab.move_addresses("box", "box2")
+    pair.asleep(pair.second)
+    pair.all_answered()
 
 
 def test_a_stop_while_the_connections_are_being_given_up_waits_for_them(pair: Pair) -> None:

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
+import click
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
@@ -169,7 +171,10 @@ def test_the_standard_output_takes_it(box: Box, tmp_path: Path) -> None:
 
 
 def test_it_says_that_what_has_no_row_is_not_in_it(box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "No daemon runs" in roost("backup", tmp_path / "a", "-c", box.config).output
+    assert "no daemon says how many (no daemon answers at" in roost("backup", tmp_path / "a", "-c", box.config).output
+    with monkeypatch.context() as patch:
+        patch.setattr("control.cli.backup.Client.get", Mock(side_effect=click.ClickException("it stands by")))
+        assert "(it stands by)" in roost("backup", tmp_path / "a", "-c", box.config, "--force").output
     status = {"connections": {"IDLE": 7, "SLEEP": 3}, "awake": 2}
     monkeypatch.setattr("control.cli.backup.Client.get", lambda *_: status)
     done = roost("backup", tmp_path / "b", "-c", box.config)

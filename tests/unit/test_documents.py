@@ -132,12 +132,14 @@ RUN = {
     "systemctl daemon-reload": _BOOT,
     "systemctl disable --now roost-api roost && systemctl stop roost-quarantine": _BOOT,
     "systemctl enable --now roost": _BOOT,
+    "systemctl enable --now roost-api": _BOOT,
     "vagrant/install.sh": "tests/lab/test_install.py",
     "vagrant/package.sh": _BOOT,
 }  # fmt: skip
 """By the beginning of a line: which test runs such a command, by itself or by another hand."""
 
 NOT_RUN = {
+    "apt install python3-pip": "tests/unit/test_store.py looks at the place alone: what is put there is large",
     "apt install roost_*.deb": "a machine is booted with what apt installed (tests/bench/boot.py)",
     "cp examples/monitoring": "it copies two files",
     "curl --proxy ": "the same is asked without curl: tests/lab/test_api_attach.py",
@@ -148,8 +150,6 @@ NOT_RUN = {
     "roost lint --fix": "it changes the checkout",
     "roost test": "it is what runs the tests",
     "sqlite3 /var/lib/roost": "the view's columns are asked for by tests/unit/test_history.py, without that program",
-    "systemctl enable --now roost-api": "the unit has no test that boots it; tests/lab/test_units.py has its rights",
-    "systemctl reload roost": "no daemon of this machine's: SIGHUP, in tests/lab/test_api.py",
     "systemctl start roost": "no daemon of this machine's: `roost up`, in tests/lab/test_drain.py",
     "vagrant ssh": "no hypervisor here; tests/lab/test_vagrant.py runs the scripts",
     "vagrant up": "no hypervisor here; tests/lab/test_vagrant.py runs the scripts",

@@ -168,6 +168,7 @@ def test_a_drained_owners_database_is_had_by_whoever_starts(rig: Rig, differs: d
     there = rig.store(replace(rig.here, **differs))
     there.open()
     assert there.close(drained=True) == 0
+    assert there.left_to_others
     assert rig.store(rig.here).open() == ""
     with pytest.raises(StoreError, match="--take-over"):
         rig.store(replace(rig.dead, **ELSEWHERE["machine"])).open()
@@ -191,6 +192,7 @@ def test_a_database_that_cannot_be_left_to_another_machine_is_told(rig: Rig, cap
     rig.database.take_away()
     store.close(drained=True)
     rig.database.give_back()
+    assert not store.left_to_others
     assert "is still this instance's; another one begins by roost up --take-over" in caplog.text
 
 

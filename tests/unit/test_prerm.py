@@ -35,8 +35,10 @@ def test_what_is_pinned_goes_also_where_the_configuration_cannot_be_read(
     stubs.mkdir()
     (stubs / "roost").write_text(STUB)
     (stubs / "roost").chmod(0o755)
-    (stubs / "systemctl").symlink_to("/bin/true")
+    (stubs / "systemctl").write_text('#!/bin/sh\n[ "$1 $3" != "-q roost-api" ]\n')
+    (stubs / "systemctl").chmod(0o755)
     script = PRERM.read_text().replace("/etc/roost", str(tmp_path)).replace("/sys/fs/bpf/roost", str(pins))
+    script = script.replace("/var/lib/roost", str(tmp_path)).replace("/run/systemd/system", "/")
     environment = {**os.environ, "PATH": f"{stubs}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, cwd=tmp_path)
     asked = (tmp_path / "asked").read_text().split()
@@ -46,3 +48,4 @@ def test_what_is_pinned_goes_also_where_the_configuration_cannot_be_read(
         assert load(tmp_path / "read").instance == scene["instance"]
         assert not Path(asked[1]).exists()
     assert not pins.exists(), "it is empty"
+    assert (tmp_path / "removed").read_text() == "roost\n", "of the two units one was active"

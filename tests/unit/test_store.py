@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.paths import LOCAL
 from appliance.wire import KA, LOW_BITS, NO_ENDS, ROW_BITS, Key
 from control.core.states import Cause, State
 from control.export.export import Export
@@ -565,7 +566,10 @@ print(*sorted(sys.modules))
 
 def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)  # what an import of it finds
-    with pytest.raises(StoreError, match=r"PostgreSQL needs psycopg .*: pip install 'psycopg\[binary\]'"):
+    with pytest.raises(StoreError, match=r"PostgreSQL needs psycopg .*: python3 -m pip install 'psycopg\[binary\]'"):
+        Store("postgresql://h/d", Recorder())
+    monkeypatch.setattr(sys, "path", [*sys.path, LOCAL])  # an installed one
+    with pytest.raises(StoreError, match=r"pip install --target /usr/local/lib/roost 'psycopg\[binary\]'"):
         Store("postgresql://h/d", Recorder())
 
 
