@@ -109,7 +109,7 @@ class Control:
 
         with suppress(WebSocketDisconnect, TooLongError):
             await self._app(self._scope(method, path), receive, answer.send)
-            if not answer.whole:
+            if not answer.over:
                 await self._say({"id": number, "status": 503, "body": {"error": "the answer broke off; ask again"}})
 
     def _scope(self, method: str, path: str) -> Scope:
@@ -136,7 +136,8 @@ class _Answer:
         self._status = 0
         self._kind = ""
         self._body = bytearray()
-        self.whole = False
+        self.over = False
+        """Nothing more is said for this id."""
 
     async def send(self, message: Message) -> None:
         """As ASGI has it."""
@@ -147,15 +148,15 @@ class _Answer:
                 await self._tell(None)
             return
         self._body += message.get("body", b"")
-        self.whole = not message.get("more_body")
+        self.over = not message.get("more_body")
         if self._kind.startswith("text/event-stream"):
             await self._events()
         elif len(self._body) > ANSWER_BYTES:
-            self._status = 413
+            self._status, self.over = 413, True
             said = "the answer is too long here: take it by HTTP, or, with a token for all services, in pages"
             await self._tell({"error": said})
-            raise TooLongError
-        elif not message.get("more_body"):
+            raise TooLongError(said)
+        elif self.over:
             await self._tell(_decoded(self._kind, bytes(self._body)))
 
     async def _tell(self, body: Any) -> None:
