@@ -13,6 +13,7 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any, Final, NamedTuple, Protocol
@@ -115,15 +116,20 @@ class Stream:
         return (await asyncio.to_thread(self._source.service_names)).values()
 
     async def follow(self, after: int, newest: int, wanted: Wanted) -> AsyncGenerator[bytes]:
-        """Server-sent events of the rows behind one, for ever; where there is none for a while, a comment, and up to
+        """Server-sent events of the rows behind one, for ever; where none is wanted for a while, a comment, and up to
         which number there is none. What is not kept any more is said in an event `removed`. newest: `last_row`."""
         self._listeners += 1
+        loop = asyncio.get_running_loop()
         if self._reading is None:
             self._kept, self._last = [], newest
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+            self._reading = loop.create_task(self._read())
         try:
             yield f": transitions\nid: {after}\n\n".encode()  # the number: to resume one without an event yet
+            heartbeat_at = loop.time() + HEARTBEAT_S
             while True:
+                if loop.time() >= heartbeat_at:
+                    yield f": still here\nid: {after}\n\n".encode()
+                    heartbeat_at = loop.time() + HEARTBEAT_S
                 more = self._more
                 try:
                     rows = self._after(after)
@@ -142,14 +148,13 @@ class Stream:
                     if fitting := [one.data for one in rows if wanted.fits(one)]:
                         self._told_rows += len(fitting)
                         yield b"".join(fitting)
+                        heartbeat_at = loop.time() + HEARTBEAT_S
                     else:
                         await asyncio.sleep(0)
                     continue
-                try:
-                    async with asyncio.timeout(HEARTBEAT_S):  # wait_for() loses a cancellation that comes with it
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(heartbeat_at):  # wait_for() loses a cancellation that comes with it
                         await more.wait()
-                except TimeoutError:
-                    yield f": still here\nid: {after}\n\n".encode()
         finally:
             self._listeners -= 1
             if not self._listeners:

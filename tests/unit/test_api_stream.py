@@ -202,6 +202,22 @@ def test_only_what_is_wanted_is_told_and_up_to_where_there_was_nothing() -> None
     asyncio.run(scene())
 
 
+def test_up_to_where_there_was_nothing_is_told_while_there_is_more_and_more_for_others() -> None:
+    source = Source()
+
+    async def scene() -> None:
+        one = Listener(Stream(source), 0, 0, Wanted(client="nothing"))
+        listening = asyncio.ensure_future(one.until(1))
+        async with asyncio.timeout(10):
+            while not listening.done():
+                source.last += 1
+                await asyncio.sleep(0.001)
+        assert 0 < one.events[-1][1] <= source.last
+        await one.close()
+
+    asyncio.run(scene())
+
+
 def test_what_is_not_kept_any_more_is_said_and_it_goes_on_behind_it() -> None:
     source = Source()
     source.first, source.last = 41, 60
