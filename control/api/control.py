@@ -4,17 +4,19 @@
     {"id": 1, "method": "POST", "path": "/v1/connections/4711/wake"}        as by HTTP; a body goes in "body"
     {"id": 1, "status": 200, "body": {…}}
     {"id": 2, "method": "GET", "path": "/v1/events?service=alarms"}         goes on until {"id": 2, "method": "CANCEL"}
-    {"id": 2, "status": 200, "body": null}
+    {"id": 2, "status": 200, "body": null, "seq": 814}                      the number of the row that it begins behind
     {"id": 2, "event": "transition", "seq": 815, "data": {…}}
+    {"id": 2, "event": "position", "seq": 100815, "data": {}}               none up to there; seldom
 
-Each message is a request like any other, by the token of the handshake. Nothing is said while nothing happens, so that
-a server's control connection may sleep like every other connection.
+Each message is a request like any other, by the token of the handshake. Nothing is said while nothing happens, but a
+position after long, so that a server's control connection may sleep like every other connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -34,6 +36,11 @@ MESSAGE_BYTES: Final = 64 * 1024
 
 ANSWER_BYTES: Final = 1 << 20
 """Of an answer; a longer one is to be had by HTTP, or in pages."""
+
+POSITION_ROWS: Final = 100_000
+POSITION_S: Final = 86_400.0
+"""After so many rows of others, which are read in seconds, or so long without an event its position is told. Sooner it
+would keep connections awake, whose waking makes rows by itself."""
 
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "CANCEL"})
 _KEYS: Final = frozenset({"id", "method", "path", "body"})
@@ -96,7 +103,7 @@ class Control:
 
     async def _answer(self, number: int | str, method: str, path: str, body: Any) -> None:
         """Ask the application, and say what it answers as it comes."""
-        answer = _Answer(number, self._say)
+        answer = _Answer(number, self._socket.send_text)
         asked, never = asyncio.Event(), asyncio.Event()
 
         async def receive() -> Message:
@@ -130,12 +137,16 @@ class Control:
 class _Answer:
     """What the application answers, to a message or several."""
 
-    def __init__(self, number: int | str, say: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+    def __init__(self, number: int | str, say: Callable[[str], Awaitable[None]]) -> None:
         self._number = number
         self._say = say
         self._status = 0
         self._kind = ""
         self._body = bytearray()
+        self._position = -1
+        """The number that was told last, of events; when: `_position_at`."""
+
+        self._position_at = 0.0
         self.over = False
         """Nothing more is said for this id."""
 
@@ -144,8 +155,6 @@ class _Answer:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._kind = next((value.decode() for name, value in message["headers"] if name == b"content-type"), "")
-            if self._kind.startswith("text/event-stream"):
-                await self._tell(None)
             return
         self._body += message.get("body", b"")
         self.over = not message.get("more_body")
@@ -159,17 +168,28 @@ class _Answer:
         elif self.over:
             await self._tell(_decoded(self._kind, bytes(self._body)))
 
-    async def _tell(self, body: Any) -> None:
-        await self._say({"id": self._number, "status": self._status, "body": body})
+    async def _tell(self, body: Any, **more: int) -> None:
+        await self._say(json.dumps({"id": self._number, "status": self._status, "body": body, **more}))
 
     async def _events(self) -> None:
         *whole, rest = bytes(self._body).split(b"\n\n")
         self._body = bytearray(rest)
         for block in whole:
-            lines = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
-            if b"data" in lines:
-                await self._say({"id": self._number, "event": lines[b"event"].decode(), "seq": int(lines[b"id"]),
-                                 "data": json.loads(lines[b"data"])})  # fmt: skip
+            lines = dict(line.split(": ", 1) for line in block.decode().split("\n") if not line.startswith(":"))
+            seq, now = int(lines["id"]), time.monotonic()
+            if "data" in lines:
+                await self._event(lines["event"], seq, lines["data"])
+            elif self._position < 0:
+                await self._tell(None, seq=seq)
+            elif seq - self._position >= POSITION_ROWS or now - self._position_at >= POSITION_S:
+                await self._event("position", seq, "{}")
+            else:
+                continue
+            self._position, self._position_at = seq, now
+
+    async def _event(self, kind: str, seq: int, data: str) -> None:
+        """data: JSON, which is the same for all who listen."""
+        await self._say(f'{{"id": {json.dumps(self._number)}, "event": "{kind}", "seq": {seq}, "data": {data}}}')
 
 
 def _decoded(kind: str, body: bytes) -> Any:

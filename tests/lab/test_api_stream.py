@@ -88,8 +88,10 @@ class SocketListener(Listener):
         with opened as sock:
             where = f"?after={self._last}" if self._last else self._query
             sock.send(json.dumps({"id": 1, "method": "GET", "path": f"/v1/events{where}"}))
-            if json.loads(sock.recv(10))["status"] != 200:
+            answer = json.loads(sock.recv(10))
+            if answer["status"] != 200:
                 return
+            self._last = str(answer["seq"])
             self.resumed += 1
             while not self._ended.is_set():
                 with suppress(TimeoutError):
