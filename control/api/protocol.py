@@ -25,7 +25,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
+from websockets.frames import CloseCode, Frame
 
 from appliance.bounds import AtOnce, Rates, source_of
 from appliance.frontends.target import parse_authority, target_text
@@ -153,16 +153,19 @@ class _Taking:
 
     def pause_writing(self) -> None:
         super().pause_writing()  # type: ignore[misc]
-        self._full = asyncio.get_running_loop().call_later(TAKE_S, self._leave)
+        self._full = asyncio.get_running_loop().call_later(TAKE_S, self._late)
 
     def resume_writing(self) -> None:
         super().resume_writing()  # type: ignore[misc]
         self._room()
 
-    def _leave(self) -> None:
+    def _late(self) -> None:
+        why = f"what fills the buffer was not taken for {TAKE_S:.0f} s; events go on where they stopped"
+        self._leave(why)
+        _left.say(source_of((self.transport.get_extra_info("peername") or ("0.0.0.0",))[0]), why)
+
+    def _leave(self, _why: str) -> None:
         self.transport.abort()
-        source = source_of((self.transport.get_extra_info("peername") or ("0.0.0.0",))[0])
-        _left.say(source, f"it has not taken for {TAKE_S:.0f} s what fills its buffer; events go on where it stopped")
 
     def _room(self) -> None:
         if self._full is not None:
@@ -185,6 +188,12 @@ class Socket(_Taking, WebSocketsSansIOProtocol):
         super().resume_writing()
         if not self.read_paused:
             self.transport.resume_reading()
+
+    def _leave(self, why: str) -> None:
+        """The reason, behind what fills the buffer, for an end that takes that before `Bounded.look` ends all."""
+        self.conn.fail(CloseCode.TRY_AGAIN_LATER, why)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < FRAMES:

@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from http.client import HTTPResponse
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import uvicorn
 
 from control.api import protocol, upgrade
 from control.api.answers import Switch, Switched
-from control.api.protocol import PIPELINED, Bounded, Listener, bind
+from control.api.protocol import PIPELINED, Bounded, Listener, Socket, bind
 
 Scene = Callable[[int], Awaitable[None]]
 
@@ -27,6 +27,14 @@ async def endless(_scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     for _ in range(1000):
         await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def speaks(_scope: Any, receive: Any, send: Any) -> None:
+    """As `endless`, by a WebSocket."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    for _ in range(1000):
+        await send({"type": "websocket.send", "text": "x" * 1000})
 
 
 async def long(_scope: Any, receive: Any, send: Any) -> None:
@@ -41,7 +49,7 @@ async def served(app: Any, rate: float = 1000.0) -> AsyncIterator[tuple[int, Lis
     """On loopback; its port."""
     (listening,) = bind([("127.0.0.1", 0)])
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    config = uvicorn.Config(app, http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, http=Bounded, ws=Socket, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -62,11 +70,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(protocol, name, 0.3)
 
 
-def asks(port: int) -> socket.socket:
+HANDSHAKE: Final = (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n")  # fmt: skip
+
+
+def asks(port: int, said: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", port))
-    sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    sock.sendall(said)
     return sock
 
 
@@ -91,8 +103,33 @@ def test_who_takes_nothing_is_left_in_time(app: Any, caplog: pytest.LogCaptureFi
                 assert 0.2 < time.monotonic() - began < 5
 
     asyncio.run(scene())
-    said = "1 connections left since this was last said; this one from 127.0.0.1: it has not taken for"
+    said = "1 connections left since this was last said; this one from 127.0.0.1: what fills the buffer was not"
     assert (said in caplog.text) == (app is endless), "the other one's answer has ended"
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_who_took_nothing_from_a_websocket_and_takes_again_is_told_why_it_is_left(
+    takes: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_left", protocol._Seldom("left"))
+    if takes:
+        monkeypatch.setattr(protocol, "CLOSE_S", 60)
+    reason = b"what fills the buffer was not taken for 0 s; events go on where they stopped"
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        async with served(speaks) as (port, listener):
+            with asks(port, HANDSHAKE) as sock:
+                await until(lambda: reason.decode() in caplog.text)
+                if takes:
+                    sock.setblocking(False)
+                    taken = b""
+                    while part := await loop.sock_recv(sock, 65536):
+                        taken += part
+                    assert taken.endswith(b"\x88" + bytes([2 + len(reason)]) + (1013).to_bytes(2, "big") + reason)
+                await until(lambda: not listener._open)
+
+    asyncio.run(scene())
 
 
 def test_who_takes_it_slowly_gets_all() -> None:
