@@ -265,6 +265,30 @@ def test_who_slept_for_a_dead_owner_is_put_back_by_the_one_that_takes_over(rig: 
     assert (found.other_boot, found.lost) == (SLEEPERS, {})
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+def test_daemons_with_schemas_of_their_own_live_side_by_side_in_one_database(database: Database) -> None:
+    """Each has its own owner, rows, history and numbers."""
+    stores = []
+    for name, numbers in (("east", (1, 2)), ("west", (2, 3, 4))):
+        database.execute(f"CREATE SCHEMA {name}")
+        store = Store(f"{database.url}&options=-csearch_path%3D{name}", Recorder(), owner=Owner.here(name))
+        assert store.open() == ""
+        store.start()
+        store.add([row(one, one) for one in numbers], [sleeper(one, one) for one in numbers])
+        assert written(store)
+        stores.append(store)
+    assert [[one.id for one in store.sleeping_rows()] for store in stores] == [[2, 1], [4, 3, 2]]
+    assert [len(store.recent_history(9)) for store in stores] == [2, 3]
+    for store in stores:
+        assert store.close() == 0
+        assert not store.fenced
+    assert database.execute("SELECT east.owner.instance, west.owner.instance FROM east.owner, west.owner") == [
+        ("east", "west")
+    ]
+    for name in ("east", "west"):
+        database.execute(f"DROP SCHEMA {name} CASCADE")
+
+
 class TestOfAPair:
     """Two machines with one database ([standby])."""
 
