@@ -81,7 +81,9 @@ int roost_make_pin_dir(const char *pin_dir, struct roost_reason *why) {
         at[1] = 0;
         if (below && mkdir(path, 0700) && errno != EEXIST)
             return roost_complain(why, errno, "cannot make the pin directory %s: %m%s", path,
-                                  errno == EROFS ? "; mount -o remount,rw /sys/fs/bpf" : "");
+                                  errno == EROFS    ? "; mount -o remount,rw /sys/fs/bpf"
+                                  : errno == EACCES ? "; run as root"
+                                                    : "");
         if (below && (e = distrust(path, why)))
             return e;
         if (below && !saved)

@@ -100,7 +100,8 @@ def recent_audit(connection: Connection, limit: int, who: str, refused: bool) ->
         query = query.where(audit.c.who == who)
     if refused:
         query = query.where(audit.c.status >= 400)
-    return [Audit(*row) for row in connection.execute(query)][::-1]
+    # What the API refuses is told to the daemon some time later, several at once.
+    return sorted((Audit(*row) for row in connection.execute(query).all()[::-1]), key=lambda row: row.at)
 
 
 def recent_snapshots(connection: Connection, moments: int) -> list[Snapshot]:

@@ -216,4 +216,6 @@ def test_what_is_wrong_is_refused_by_its_name_and_nothing_changes(box: ApiLab) -
             reached.append((method, path.partition("?")[0][:500], status, answer["error"][:500]))
     assert there_is() == before
     kept = [row for row in done(box, "GET", "/v1/audit?limit=100&refused=true") if row["at_ms"] >= began]
-    assert [(row["method"], row["path"], row["status"], row["error"]) for row in kept] == reached
+    told = [(row["method"], row["path"], row["status"], row["error"]) for row in kept]
+    assert sorted(told) == sorted(reached)  # those of a millisecond are in no order: two processes write them
+    assert [row["at_ms"] for row in kept] == sorted(row["at_ms"] for row in kept)

@@ -22,7 +22,7 @@ from appliance.lab import wait_until
 from appliance.lab.processes import python_environment
 from tests.bench.report import make
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 ROWS = 20_000
 CLASS = Path(pyspark.__file__).with_name("bin") / "spark-class"
@@ -87,7 +87,7 @@ def report(data: Path, out: Path, master: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> None:
-    told = process.communicate(timeout=400)[1]
+    told = process.communicate(timeout=1000)[1]
     assert process.returncode == 0, told
 
 
