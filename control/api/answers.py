@@ -29,13 +29,17 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 """Answers; what is to be done when the answer is over, however it ended, goes into the stack."""
 
 
+RETRY: Final[Mapping[int, Mapping[str, str]]] = {429: {"Retry-After": "1"}, 503: {"Retry-After": "2"}}
+"""Headers of every answer of these, be it the daemon's, where no better time is known."""
+
+
 def too_many(what: str, wait_s: float) -> HTTPException:
     return HTTPException(429, what, {"Retry-After": str(int(wait_s) + 1)})
 
 
 def refusal_of(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     # What was not read of the request must not be taken for the next one, nor waited for.
-    told = {**(headers or {}), "Connection": "close"}
+    told = {**RETRY.get(status, {}), **(headers or {}), "Connection": "close"}
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 

@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from appliance.bounds import AtOnce, Rates
 from control.api.access import ACCESS, ATTACH, CONTROL, EVENTS, ME, METRICS, Access
-from control.api.answers import Relayed, Switch, Switched, Work, refusal_of
+from control.api.answers import RETRY, Relayed, Switch, Switched, Work, refusal_of
 from control.api.gate import Gate
 from control.api.metrics import Counted, Metrics
 from control.api.own import ATTACHED_EACH, FILES, FILES_PER_S, attach, control, events, file_of, me, metrics_page
@@ -99,6 +99,7 @@ def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoin
                 record.note(request, access, refusal)
                 raise
             status, headers, body = await work(request, access, asking.row, ending)
+            headers = {**RETRY.get(status, {}), **headers}
             if isinstance(body, bytes):
                 return Response(body, status, headers)
             if isinstance(body, Switch):

@@ -85,7 +85,7 @@ class Gate:
         try:
             return await self._tokens.find(credential, may_be_new)
         except UnreadableError:
-            raise HTTPException(503, "the database cannot be read, where tokens are", {"Retry-After": "5"}) from None
+            raise HTTPException(503, "the database cannot be read, where tokens are") from None
 
     async def until_bad(self, asking: Asking) -> None:
         """Until the token is revoked, or expires: that also while the database cannot be read."""

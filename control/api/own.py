@@ -24,7 +24,7 @@ from control.api.answers import Answered, Switch, Work, refusal_of, too_many, un
 from control.api.control import Control
 from control.api.gate import Gate
 from control.api.metrics import Metrics
-from control.api.relay import AWAY_S, headers_of, target_of
+from control.api.relay import headers_of, target_of
 from control.api.static import File
 from control.api.stream import Stream, read_query
 from control.api.upgrade import EXTENSION, Upgrading
@@ -56,7 +56,7 @@ async def attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Req
         ending.callback(answer.close)
         offered = await answer.whole()
     except AwayError as error:
-        raise HTTPException(503, str(error), {"Retry-After": str(AWAY_S)}) from None
+        raise HTTPException(503, str(error)) from None
     if answer.status != 200:
         return Answered(answer.status, answer.headers, offered)
     if not each.begin(row.id):
@@ -71,7 +71,7 @@ async def events(stream: Stream, request: Request, _access: Access, row: TokenRo
     try:
         newest, known = await stream.last_row(), await stream.services()
     except (SQLAlchemyError, StoreError):
-        raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
+        raise HTTPException(503, "the database cannot be read") from None
     after, wanted = read_query(
         request.query_params,
         request.headers.get("Last-Event-ID"),

@@ -30,6 +30,7 @@ from websockets.frames import CloseCode, Frame
 from appliance.bounds import AtOnce, Rates, source_of
 from appliance.frontends.target import parse_authority, target_text
 from control.api.access import ATTACH
+from control.api.answers import RETRY
 from control.api.upgrade import CONNECTED, EXTENSION, PART, PROTOCOL, SWITCHING, Ends, flushed
 
 log = logging.getLogger("roost.api")
@@ -74,7 +75,8 @@ SAY_S: Final = 10.0
 def _refusal(status: HTTPStatus, why: str, fields: Sequence[tuple[bytes, bytes]] = ()) -> bytes:
     """A whole answer, of the form that all refusals have."""
     body = json.dumps({"error": why})
-    others = (f"{name.decode()}: {value.decode()}" for name, value in fields)
+    others = [f"{name}: {value}" for name, value in RETRY.get(status, {}).items()]
+    others += [f"{name.decode()}: {value.decode()}" for name, value in fields]
     head = (f"HTTP/1.1 {status} {status.phrase}", "connection: close", "content-type: application/json", *others,
             f"content-length: {len(body)}", "", "")  # fmt: skip
     return "\r\n".join(head).encode() + body.encode()

@@ -40,8 +40,6 @@ _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 _KEPT: Final = ("Content-Type", "If-Match")
 """Headers of a request that the daemon is told."""
 
-AWAY_S: Final = 2
-
 
 async def relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: Request, access: Access, row: TokenRow,
                  ending: ExitStack) -> Answered:  # fmt: skip
@@ -53,7 +51,7 @@ async def relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: Re
         if int(answer.headers.get("Content-Length", SMALL + 1)) <= SMALL:
             return Answered(answer.status, answer.headers, await answer.whole())
     except AwayError as error:
-        raise HTTPException(503, str(error), {"Retry-After": str(AWAY_S)}) from None
+        raise HTTPException(503, str(error)) from None
     for most, key in ((long, ""), (long_each, row.id)):
         if not most.begin(key):
             raise too_many("there are as many long answers at once as may be: lists take less in pages", 0)

@@ -260,6 +260,26 @@ def test_while_the_daemon_is_away_that_is_said(box: Box) -> None:
 def test_an_error_of_its_own_is_an_answer_without_a_word_of_it(box: Box) -> None:
     def broken() -> bytes:
         raise RuntimeError("secret")
+@pytest.mark.parametrize("length", [{"Content-Length": "2"}, {}], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("status", "after"), [(429, "1"), (503, "2"), (409, None), (507, None)])
+def test_what_the_daemon_refuses_for_now_says_when_it_may_be_asked_for_again(
+    box: Box, status: int, after: str | None, length: dict[str, str]
+) -> None:
+    class Refused(Answered):
+        async def parts(self) -> AsyncGenerator[bytes]:
+            yield await self.whole()
+
+    async def ask(*_arguments: Any) -> Any:
+        answer = Refused(b"{}")
+        answer.status, answer.headers = status, length
+        return answer
+
+    box.daemon.ask = ask  # type: ignore[method-assign, assignment]
+    for method, path in (("GET", "/v1/status"), ("POST", "/v1/jobs")):
+        answer = box.asked(OPERATOR, method, path)
+        assert (answer.status_code, answer.headers.get("Retry-After")) == (status, after)
+
+
 
     box.daemon.whole = broken
     answer = box.asked(VIEWER, "GET", "/v1/status")
@@ -499,7 +519,7 @@ def test_tokens_are_believed_for_a_while_when_the_database_cannot_be_read(
         assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
         now += 2
         answer = await box.ask(VIEWER, "GET", "/v1/status")
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
         assert caplog.text.count("the disk is gone") == 1
         box.problem = None
         now += 0.2

@@ -383,6 +383,35 @@ def test_some_requests_may_wait_behind_one_and_are_answered_in_their_order() -> 
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": body})
 
+@pytest.mark.parametrize(("status", "after"), [(429, b"1"), (503, b"2"), (502, None)])
+def test_an_upgrade_that_is_refused_for_now_says_when_it_may_be_asked_for_again(
+    status: int, after: bytes | None
+) -> None:
+    async def scene() -> None:
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 %d Not Now\r\n\r\na sentence" % status)
+            writer.close()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            host, port = attaches.sockets[0].getsockname()
+            ticket = {"address": f"{host}:{port}", "authority": "x:1"}
+            switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
+            await Switched(switch, asyncio.Event().wait(), ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+
+        attaches = await asyncio.start_server(daemon, "127.0.0.1", 0)
+        async with attaches, served(app) as (port, _), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+            assert head[0].startswith(b"HTTP/1.1 %d " % status)
+            found = dict(line.lower().split(b": ", 1) for line in head[1:] if line)
+            assert found.get(b"retry-after") == after
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
     async def scene() -> None:
         async with served(number) as (port, _listener):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -440,3 +469,4 @@ def test_nothing_is_counted_any_more_when_all_have_left() -> None:
             assert not listener._all._count + listener._each._count
 
     asyncio.run(scene())
+        assert b"\r\nRetry-After: 1\r\n" in wire.written
