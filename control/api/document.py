@@ -27,7 +27,7 @@ ABOUT: Final = (
 )
 
 _REF: Final = "#/components/schemas/{model}"
-_SEQ: Final = {"type": "integer", "minimum": 0}
+_SEQ: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
 
 
 def _query(name: str, description: str, schema: dict[str, Any], several: bool = False) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -44,6 +44,20 @@ FILES: Final = 200.0
 """Of the console's files to one source, on average, and at once: the page has fewer than 20."""
 
 
+def no_parameters(request: HTTPConnection) -> None:
+    """Raises HTTPException: it has some."""
+    for key in request.query_params:
+        raise HTTPException(422, f"{key}: there is no such parameter; there are: none")
+
+
+async def no_body(request: Request) -> None:
+    """Raises HTTPException: it has one. What comes by the control connection comes without its length."""
+    told = request.headers
+    if (told.get("Content-Length", "0") != "0" or "Transfer-Encoding" in told
+            or (await request.receive()).get("body")):  # fmt: skip
+        raise HTTPException(422, "body: this request has none")
+
+
 async def attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Request, access: Access, row: TokenRow,
                   ending: ExitStack) -> Answered:  # fmt: skip
     """A client, where the request wants to become the byte stream to it. each: of a token, at once."""
@@ -68,6 +82,7 @@ async def attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Req
 
 async def events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
     """What happens, for ever. Raises HTTPException."""
+    await no_body(request)
     try:
         newest, known = await stream.last_row(), await stream.services()
     except (SQLAlchemyError, StoreError):
@@ -86,8 +101,8 @@ async def events(stream: Stream, request: Request, _access: Access, row: TokenRo
 async def metrics_page(metrics: Metrics, upstream: Upstream, request: Request, _access: Access, row: TokenRow,
                    ending: ExitStack) -> Answered:  # fmt: skip
     """What Prometheus is told. Raises HTTPException."""
-    for key in request.query_params:
-        raise HTTPException(422, f"{key}: there is no such parameter; there are: none")
+    no_parameters(request)
+    await no_body(request)
 
     async def read() -> bytes | None:
         try:
@@ -110,6 +125,7 @@ def control(gate: Gate, app: Callable[[], Starlette]) -> Callable[[WebSocket], A
         try:
             with ExitStack() as ending:
                 asking = await gate.admit(socket, CONTROL, ending)
+                no_parameters(socket)
         except HTTPException as error:
             await socket.send_denial_response(refusal_of(error.status_code, error.detail, error.headers))
             return
@@ -128,8 +144,10 @@ def control(gate: Gate, app: Callable[[], Starlette]) -> Callable[[WebSocket], A
     return serve
 
 
-async def me(_request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
-    """Whose the token is."""
+async def me(request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
+    """Whose the token is. Raises HTTPException."""
+    no_parameters(request)
+    await no_body(request)
     services = list(row.services) if row.services is not None else None
     told = {"name": row.name, "role": row.role, "services": services, "expires_at_ms": row.expires_at}
     return Answered(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
@@ -143,6 +161,7 @@ async def file_of(rates: Rates, file: File, request: Request) -> Response:
     if wait := rates.wait_s(source):
         raise too_many("the console's files were asked for too often from this address", wait)
     rates.take(source)
+    await no_body(request)
     if "Location" in file.headers:
         return Response(file.body, 307, file.headers)
     if file.headers["ETag"] in request.headers.get("If-None-Match", ""):

@@ -69,6 +69,9 @@ class Answered:
 
 
 class Box:
+    source: Any = None
+    """Of what happens."""
+
     def __init__(self, requests: float = 10_000) -> None:
         self.daemon = Daemon()
         self.rows: dict[str, TokenRow] = {}
@@ -80,7 +83,7 @@ class Box:
         self.app = self.made(requests)
 
     def made(self, requests: float = 100) -> Any:
-        return make_app(self.tokens, cast(Any, self.daemon), Stream(cast(Any, None)), requests, FILES)
+        return make_app(self.tokens, cast(Any, self.daemon), Stream(self.source), requests, FILES)
 
     def _read(self) -> list[TokenRow]:
         if self.problem is not None:
@@ -257,9 +260,6 @@ def test_while_the_daemon_is_away_that_is_said(box: Box) -> None:
     assert answer.json() == {"error": "the daemon does not run, or is starting"}
 
 
-def test_an_error_of_its_own_is_an_answer_without_a_word_of_it(box: Box) -> None:
-    def broken() -> bytes:
-        raise RuntimeError("secret")
 @pytest.mark.parametrize("length", [{"Content-Length": "2"}, {}], ids=["whole", "streamed"])
 @pytest.mark.parametrize(("status", "after"), [(429, "1"), (503, "2"), (409, None), (507, None)])
 def test_what_the_daemon_refuses_for_now_says_when_it_may_be_asked_for_again(
@@ -280,6 +280,9 @@ def test_what_the_daemon_refuses_for_now_says_when_it_may_be_asked_for_again(
         assert (answer.status_code, answer.headers.get("Retry-After")) == (status, after)
 
 
+def test_an_error_of_its_own_is_an_answer_without_a_word_of_it(box: Box) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("secret")
 
     box.daemon.whole = broken
     answer = box.asked(VIEWER, "GET", "/v1/status")

@@ -16,9 +16,12 @@ from control.channel.operations import Operations
 from control.store.appended import Audit
 from tests.unit.asked import asked, transport
 from tests.unit.test_api_access import Box
+from tests.unit.test_api_stream import Source
 
 FOUND = document()["paths"]
-ROUTES = [pytest.param(one, id=f"{one.method} {one.path}") for one in ACCESS if one.path not in (EVENTS, ME, METRICS)]
+ROUTES = [pytest.param(one, id=f"{one.method} {one.path}") for one in ACCESS]
+OWN = (EVENTS, ME, METRICS)
+"""Answered by the API's process itself, the others by the daemon."""
 
 BODIES: dict[str, tuple[Any, str]] = {
     "name": ({"name": 7}, "body.name: Input should be a valid string"),
@@ -40,9 +43,12 @@ async def chunks() -> AsyncIterator[bytes]:
 
 
 class Local:
-    """The daemon's API, of which no operation may be reached."""
+    """The daemon's API, of which no operation may be reached, and what the API's process answers itself."""
 
     def __init__(self) -> None:
+        self.box = Box()
+        self.box.source = Source()
+        self.box.app = self.box.made(10_000)
         self.rows: list[Audit] = []
         parts = cast(dict[str, Any], dict.fromkeys(Operations.__dataclass_fields__))
         self.transport = transport(Operations(**parts), self.rows.append)
@@ -51,7 +57,11 @@ class Local:
         """The sentence; 422, and it is kept that this was refused."""
         path = re.sub(r"\{[a-z]+\}", "7", access.path)
         self.rows.clear()
-        answer: httpx.Response = asked(self.transport, access.method, path + query, **request)
+        answer: httpx.Response
+        if access.path in OWN:
+            answer = self.box.asked("admin", access.method, path + query, **request)
+        else:
+            answer = asked(self.transport, access.method, path + query, **request)
         assert answer.status_code == 422, answer.text
         error: str = answer.json()["error"]
         kept = [(row.status, row.error) for row in self.rows]
@@ -68,14 +78,16 @@ def local() -> Local:
 def test_a_parameter_that_a_route_does_not_have_is_refused_and_so_is_one_that_comes_twice(
     local: Local, access: Access
 ) -> None:
-    assert local.refuses(access, "?nonsense=1").startswith("nonsense: there is no such parameter; there are: ")
+    said = local.refuses(access, "?nonsense=1")
+    assert said.startswith(("nonsense: there is no such parameter; there are: ", "nonsense: there is no such key; "))
     operation = FOUND[access.path][access.method.lower()]
     for one in operation["parameters"]:
-        if one["in"] == "query":
+        if one["in"] == "query" and one["schema"].get("type") != "array":
             key = one["name"]
             assert local.refuses(access, f"?{key}=1&{key}=1") == f"{key}: once"
             for text in ("1_0", "%2B1", "%201", "1.0", "", "x") if one["schema"].get("type") == "integer" else ():
-                assert f"query.{key}: Input should be a whole number" in local.refuses(access, f"?{key}={text}"), text
+                said = local.refuses(access, f"?{key}={text}")
+                assert f"query.{key}: Input should be a whole number" in said or f"{key}: a number from" in said, text
 
 
 @pytest.mark.parametrize("access", ROUTES)
@@ -84,7 +96,9 @@ def test_a_number_has_a_bound(local: Local, access: Access) -> None:
         schema = next((some for some in one["schema"].get("anyOf", [one["schema"]]) if some["type"] == "integer"), None)
         if schema is not None:
             where, most = one["in"], schema.get("maximum", 2**63)
-            assert where == "path" or "less than or equal" in local.refuses(access, f"?{one['name']}={most + 1}")
+            if where == "query":
+                said = local.refuses(access, f"?{one['name']}={most + 1}")
+                assert "less than or equal" in said or said.startswith(f"{one['name']}: a number from 0 to "), said
             assert most < 2**63, one["name"]
 
 
