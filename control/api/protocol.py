@@ -36,7 +36,8 @@ from control.api.upgrade import CONNECTED, EXTENSION, PART, PROTOCOL, SWITCHING,
 log = logging.getLogger("roost.api")
 
 HEAD_S: Final = 10.0
-"""For the head of a request, and for the first one since the connection was made."""
+"""For the head of a request, from its first byte, or from where nothing is being answered: the connection was made, or
+the last answer has ended."""
 
 HEAD_BYTES: Final = 16 * 1024
 """Of a request's line and headers, looked at whenever some have come."""
@@ -89,6 +90,8 @@ NO_UPGRADE: Final = _refusal(HTTPStatus.BAD_REQUEST,
                              "a request for an upgrade has no body, and waits for the answers before it")  # fmt: skip
 TOO_MANY: Final = _refusal(HTTPStatus.TOO_MANY_REQUESTS,
                            f"{PIPELINED} requests of this connection wait already: wait for an answer")  # fmt: skip
+NO_HANDSHAKE: Final = _refusal(HTTPStatus.BAD_REQUEST,
+                               "a handshake of a WebSocket has 128 fields at most, of 8 KiB each")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
 WANTED_OF_PROXIES: Final = ((b"proxy-authenticate", b"Bearer"), (b"proxy-authenticate", b'Basic realm="roost"'))
 TOKEN_WANTED: Final = _refusal(
@@ -197,6 +200,11 @@ class Socket(_Taking, WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.transport.close()
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated:  # the head, which is whole: for one that it cannot read it says nothing
+            self._was._refuse(NO_HANDSHAKE)
+
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) < FRAMES:
             super().handle_cont(event)
@@ -246,7 +254,6 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """It may be 256 KiB, which are looked at in pieces: no more, once it is refused."""
-        self._unset_keepalive_if_required()
         for at in range(0, len(data), HEAD_BYTES):
             if self.transport.is_closing():
                 return
@@ -355,6 +362,13 @@ class Bounded(_Taking, HttpToolsProtocol):
         finally:
             self.transport.abort()
             self.connection_lost(None)
+
+    def on_response_complete(self) -> None:
+        """uvicorn's own timer ends with any byte, be it of a body that was not waited for, and begins no more."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        if self._head is None and not self._is_busy():
+            self._expect_head()
 
     def _expect_head(self) -> None:
         self._head_bytes = 0

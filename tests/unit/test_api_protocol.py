@@ -14,10 +14,14 @@ from typing import Any, Final
 
 import pytest
 import uvicorn
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from control.api import protocol, upgrade
+from control.api.access import EVENTS, ME, METRICS
 from control.api.answers import Switch, Switched
 from control.api.protocol import PIPELINED, Bounded, Listener, Socket, bind
+from tests.unit.test_api_access import Box
 
 Scene = Callable[[int], Awaitable[None]]
 
@@ -44,12 +48,18 @@ async def long(_scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"x" * 60_000})
 
 
+async def short(_scope: Any, _receive: Any, send: Any) -> None:
+    """Whatever is asked, whatever is still to come of it."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
 @asynccontextmanager
-async def served(app: Any, rate: float = 1000.0) -> AsyncIterator[tuple[int, Listener]]:
+async def served(app: Any, rate: float = 1000.0, ws: Any = "none") -> AsyncIterator[tuple[int, Listener]]:
     """On loopback; its port."""
     (listening,) = bind([("127.0.0.1", 0)])
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    config = uvicorn.Config(app, http=Bounded, ws=Socket, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, http=Bounded, ws=ws, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -157,6 +167,93 @@ def test_who_says_nothing_is_left_in_time() -> None:
                     await until(lambda: not listener._open)
                     said = sock.recv(1000)
                     assert said.startswith(b"HTTP/1.1 408 ") == bool(begin)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("fields", "then"), [
+    (b"", b"\r\n"),
+    (b"", b"G"),
+    (b"Content-Length: 1000000000000\r\n", b"x"),
+    (b"Transfer-Encoding: chunked\r\n", b"1\r\nx\r\n"),
+])  # fmt: skip
+@pytest.mark.parametrize("goes_on", [False, True], ids=["once", "again and again"])
+def test_an_answered_connection_is_left_in_time_whatever_comes_but_a_request(
+    fields: bytes, then: bytes, goes_on: bool
+) -> None:
+    async def scene() -> None:
+        async with served(short) as (port, listener):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n" + fields + b"\r\n")
+            assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
+            writer.write(then)
+
+            def is_left() -> bool:
+                if goes_on:
+                    writer.write(then)
+                return not listener._open
+
+            await until(is_left)
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "fields", [b"X: " + b"x" * 9000 + b"\r\n", b"X: x\r\n" * 200, b""], ids=["a long field", "many fields", "no key"]
+)
+def test_what_is_no_handshake_of_a_websocket_is_refused(fields: bytes) -> None:
+    async def scene() -> None:
+        async with served(short, ws=Socket) as (port, listener), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            ask = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            writer.write(ask + fields + b"\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+            await until(lambda: not listener._open)
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("path", ["/", "/console/icon.svg", ME, METRICS, EVENTS])
+@pytest.mark.parametrize("said", [
+    b"Content-Length: 1000000000000\r\n\r\n",
+    b"Content-Length: 1000000000000\r\n\r\nx",
+    b"Transfer-Encoding: chunked\r\n\r\n",
+    b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+])  # fmt: skip
+def test_what_the_api_answers_itself_takes_no_body_and_waits_for_none(path: str, said: bytes) -> None:
+    box = Box()
+
+    async def scene() -> None:
+        async with served(box.app) as (port, listener), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {box.texts['viewer']}\r\n"
+            writer.write(head.encode() + said)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 422 ")
+            await until(lambda: not listener._open)
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
+def test_the_control_connection_has_no_parameters_and_brings_no_body_where_none_is_taken() -> None:
+    box = Box()
+
+    async def scene() -> None:
+        headers = {"Authorization": f"Bearer {box.texts['viewer']}"}
+        async with served(box.app, ws=Socket) as (port, _), asyncio.timeout(10):
+            url = f"ws://127.0.0.1:{port}/v1/control"
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(f"{url}?nonsense=1", additional_headers=headers)
+            answer = refused.value.response
+            assert answer.status_code == 422
+            assert json.loads(answer.body) == {"error": "nonsense: there is no such parameter; there are: none"}
+            async with connect(url, additional_headers=headers) as control:
+                for path in (ME, METRICS, EVENTS, "/", "/console/icon.svg"):
+                    await control.send(json.dumps({"id": 1, "method": "GET", "path": path, "body": {}}))
+                    said = json.loads(await control.recv())
+                    assert said == {"id": 1, "status": 422, "body": {"error": "body: this request has none"}}, path
 
     asyncio.run(scene())
 
@@ -286,6 +383,35 @@ def test_a_token_that_is_revoked_while_its_client_is_waited_for_has_no_client() 
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize(("status", "after"), [(429, b"1"), (503, b"2"), (502, None)])
+def test_an_upgrade_that_is_refused_for_now_says_when_it_may_be_asked_for_again(
+    status: int, after: bytes | None
+) -> None:
+    async def scene() -> None:
+        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 %d Not Now\r\n\r\na sentence" % status)
+            writer.close()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            host, port = attaches.sockets[0].getsockname()
+            ticket = {"address": f"{host}:{port}", "authority": "x:1"}
+            switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
+            await Switched(switch, asyncio.Event().wait(), ExitStack())(scope, receive, send)  # type: ignore[arg-type]
+
+        attaches = await asyncio.start_server(daemon, "127.0.0.1", 0)
+        async with attaches, served(app) as (port, _), asyncio.timeout(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n\r\n")
+            head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+            assert head[0].startswith(b"HTTP/1.1 %d " % status)
+            found = dict(line.lower().split(b": ", 1) for line in head[1:] if line)
+            assert found.get(b"retry-after") == after
+            writer.transport.abort()
+
+    asyncio.run(scene())
+
+
 async def fill(writer: asyncio.StreamWriter, full: asyncio.Event) -> None:
     """Until nothing of it is taken for a while, or the connection is gone."""
     with suppress(ConnectionError):
@@ -350,6 +476,7 @@ def test_of_what_comes_in_one_piece_little_is_looked_at_once_it_is_refused() -> 
         protocol.data_received(head)
         assert wire.closed
         assert wire.written.startswith(b"HTTP/1.1 429 ")
+        assert b"\r\nRetry-After: 1\r\n" in wire.written
         assert len(protocol.pipeline) == PIPELINED
         assert begun < 20
         protocol.connection_lost(None)
@@ -382,35 +509,6 @@ def test_some_requests_may_wait_behind_one_and_are_answered_in_their_order() -> 
         body = scope["path"].encode()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": body})
-
-@pytest.mark.parametrize(("status", "after"), [(429, b"1"), (503, b"2"), (502, None)])
-def test_an_upgrade_that_is_refused_for_now_says_when_it_may_be_asked_for_again(
-    status: int, after: bytes | None
-) -> None:
-    async def scene() -> None:
-        async def daemon(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 %d Not Now\r\n\r\na sentence" % status)
-            writer.close()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            host, port = attaches.sockets[0].getsockname()
-            ticket = {"address": f"{host}:{port}", "authority": "x:1"}
-            switch = Switch(ticket, scope["extensions"][upgrade.EXTENSION], ExitStack())
-            await Switched(switch, asyncio.Event().wait(), ExitStack())(scope, receive, send)  # type: ignore[arg-type]
-
-        attaches = await asyncio.start_server(daemon, "127.0.0.1", 0)
-        async with attaches, served(app) as (port, _), asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n\r\n")
-            head = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-            assert head[0].startswith(b"HTTP/1.1 %d " % status)
-            found = dict(line.lower().split(b": ", 1) for line in head[1:] if line)
-            assert found.get(b"retry-after") == after
-            writer.transport.abort()
-
-    asyncio.run(scene())
-
 
     async def scene() -> None:
         async with served(number) as (port, _listener):
@@ -469,4 +567,3 @@ def test_nothing_is_counted_any_more_when_all_have_left() -> None:
             assert not listener._all._count + listener._each._count
 
     asyncio.run(scene())
-        assert b"\r\nRetry-After: 1\r\n" in wire.written
