@@ -87,7 +87,11 @@ Most = Annotated[
 ]
 Page = Annotated[
     str | None,
-    Query(max_length=200, description="a page: `first`, or the `next` of the one before", examples=["first"]),
+    Query(
+        max_length=200,
+        description="a page: `first`, or the `next` of the one before; not with a token of some services alone (403)",
+        examples=["first"],
+    ),
 ]
 
 # -- in the query, of other lists -------------------------------------------------------------------------------------

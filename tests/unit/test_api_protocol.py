@@ -55,11 +55,11 @@ async def short(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def served(app: Any, rate: float = 1000.0, ws: Any = "none") -> AsyncIterator[tuple[int, Listener]]:
+async def served(app: Any, rate: float = 1000.0) -> AsyncIterator[tuple[int, Listener]]:
     """On loopback; its port."""
     (listening,) = bind([("127.0.0.1", 0)])
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    config = uvicorn.Config(app, http=Bounded, ws=ws, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(app, http=Bounded, ws=Socket, lifespan="off", log_config=None, access_log=False)
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)
@@ -204,7 +204,7 @@ def test_an_answered_connection_is_left_in_time_whatever_comes_but_a_request(
 )
 def test_what_is_no_handshake_of_a_websocket_is_refused(fields: bytes) -> None:
     async def scene() -> None:
-        async with served(short, ws=Socket) as (port, listener), asyncio.timeout(10):
+        async with served(short) as (port, listener), asyncio.timeout(10):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             ask = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             writer.write(ask + fields + b"\r\n")
@@ -242,7 +242,7 @@ def test_the_control_connection_has_no_parameters_and_brings_no_body_where_none_
 
     async def scene() -> None:
         headers = {"Authorization": f"Bearer {box.texts['viewer']}"}
-        async with served(box.app, ws=Socket) as (port, _), asyncio.timeout(10):
+        async with served(box.app) as (port, _), asyncio.timeout(10):
             url = f"ws://127.0.0.1:{port}/v1/control"
             with pytest.raises(InvalidStatus) as refused:
                 await connect(f"{url}?nonsense=1", additional_headers=headers)
