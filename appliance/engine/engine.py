@@ -366,7 +366,8 @@ class Engine:
 
     @contextmanager
     def _listing(self, sought: Sought) -> Iterator[Any]:
-        listing = lib.roost_list_begin(self._raw, c_sought(sought))
+        numbers = ffi.new("uint64_t[]", sorted(sought.numbers))
+        listing = lib.roost_list_begin(self._raw, c_sought(sought, numbers))
         if not listing:
             raise EngineError("out of memory")
         try:

@@ -127,13 +127,14 @@ def c_bounds(bounds: Bounds) -> Any:
     return raw
 
 
-def c_sought(sought: Sought) -> Any:
-    """A struct roost_sought."""
+def c_sought(sought: Sought, numbers: Any) -> Any:
+    """A struct roost_sought. numbers: an array of its numbers, ascending, which is to last as long as the listing."""
     raw = ffi.new("struct roost_sought *")
     for name in ("after", "born", "service", "bits", "quiet_s", "silence_s"):
         setattr(raw, name, int(getattr(sought, name)))
     raw.states = sum(1 << state for state in sought.states)
     ffi.memmove(raw.network, sought.network, 16)
+    raw.numbers, raw.number_count = numbers, len(numbers)
     raw.by_class = sought.classes is not None
     for number in sought.classes or ():
         raw.classes[number // 64] |= 1 << number % 64

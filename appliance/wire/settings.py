@@ -202,7 +202,8 @@ class Sought:
     """Which connections are to be listed (struct roost_sought). born: those, too, that were born asleep and have not
     spoken, of whom there may be millions. states: their numbers; (): all. service: 0: all. network: packed, and how
     many of its bits count. quiet_s: of SLEEP that is not known, and all are listed. after: where an earlier page
-    ended. classes: of one of these, or with what is set in band in place of one; None: all."""
+    ended. classes: of one of these, or with what is set in band in place of one; None: all. numbers: with one of these,
+    which nothing in SLEEP has here; empty: all."""
 
     born: bool = False
     states: tuple[int, ...] = ()
@@ -213,6 +214,7 @@ class Sought:
     silence_s: int = 0
     after: int = 0
     classes: frozenset[int] | None = None
+    numbers: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -369,9 +369,11 @@ struct roost_sought {
     uint8_t network[16]; /* IPv4-mapped for IPv4 */
     uint32_t quiet_s; /* without payload for so long at least; how long that is the store alone knows in SLEEP, and all
                             of these are listed */
-    uint32_t silence_s;   /* not heard for so long at least; awake ones are heard */
-    uint8_t by_class;     /* whose class, or the one that it stands in place of, is among `classes` */
-    uint64_t classes[64]; /* of class c bit c % 64 of word c / 64 */
+    uint32_t silence_s;      /* not heard for so long at least; awake ones are heard */
+    uint8_t by_class;        /* whose class, or the one that it stands in place of, is among `classes` */
+    uint64_t classes[64];    /* of class c bit c % 64 of word c / 64 */
+    uint32_t number_count;   /* whose number is among these, ascending; 0: all. The engine has none of those in SLEEP */
+    const uint64_t *numbers; /* the caller's, until the listing ends */
 };
 
 /* What connections of a class did since it was last asked for (roost_tallies_take): so many went from one state to another by this

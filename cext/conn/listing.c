@@ -77,10 +77,20 @@ static bool has_class(const struct roost_engine *e, const struct roost_sought *s
     return !s->by_class || s->classes[base / 64] >> base % 64 & 1;
 }
 
+static int compare_numbers(const void *a, const void *b) {
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+static bool has_number(const struct roost_sought *s, uint64_t number) {
+    return !s->number_count || bsearch(&number, s->numbers, s->number_count, sizeof(number), compare_numbers);
+}
+
 static bool fits(const struct roost_engine *e, const struct roost_listing *l, const struct roost_conn *c) {
     const struct roost_sought *s = &l->sought;
     return is_in(l, c->state) && !s->silence_s && (!s->service || s->service == c->service) &&
-           lies_in_network(s, &c->key) && has_class(e, s, c->class) && e->now_ms >= c->active_ms + s->quiet_s * 1000ULL;
+           lies_in_network(s, &c->key) && has_class(e, s, c->class) &&
+           e->now_ms >= c->active_ms + s->quiet_s * 1000ULL && has_number(s, c->id);
 }
 
 /* Of a slot that is wanted: by what lies nearest, since most do not fit where it matters, and the engine stands still. */
@@ -91,6 +101,8 @@ static bool slot_fits(struct roost_engine *e, const struct roost_listing *l, con
         (s->silence_s && roost_silence_s(slot->heard, (uint32_t)(e->now_ms / 1000)) < s->silence_s))
         return false;
     if (s->service && s->service != roost_table_service(&e->table, slot))
+        return false;
+    if (s->number_count && !(roost_table_has_rest(slot) && has_number(s, e->table.rest[slot->rest].id)))
         return false;
     return !s->quiet_s || ROOST_PHASE(slot->ctl) == ROOST_SLEEP || roost_slot_quiet_ms(e, slot) >= s->quiet_s * 1000ULL;
 }

@@ -48,7 +48,7 @@ class Giving:
         """Let a connection have these values, by key; None: what its rules and its service say."""
         check_words(who, why)
         bits, own, read = read_own(values)
-        located = await asyncio.to_thread(self._locator.locate, name)
+        located = await self._locator.located(name)
         command = Command(op=Op.GIVE, cause=Cause.COMMAND, id=located.id, key=located.key, count=bits, overrides=own)
         outcome = await asyncio.wrap_future(self._commands.command(command, [], TIMEOUT_S))
         client = located.key.client_text

@@ -6,9 +6,10 @@ Where it is found depends on its state: awake and IDLE ones by the engine, the n
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from errno import ELOOP, ENOENT, ENOTCONN
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Event, Key, pack_address
 from control.clients.local_addresses import LocalAddresses
+from control.clients.numbered import Numbered
 from control.clients.registry import Named, Registry
 from control.clients.scope import SCOPE, in_scope
 from control.config import Service, parse_endpoint
@@ -24,12 +26,10 @@ from control.core.ports import EnginePort
 from control.core.states import State
 from control.store.store import Store
 
-WALK_WAIT_S: Final = 5.0
-
 TOLD: Final = 8
 """Of several connections of one client's port."""
 
-DIGITS: Final = 20
+DIGITS: Final = 19
 """Of the largest number. Python reads some thousand at most, and fails then."""
 
 
@@ -57,13 +57,16 @@ def _sleeping_ids(store: Store, events: Iterable[Event]) -> dict[bytes, int]:
 
 def _number(name: str) -> int | None:
     """None: it is no number; 0: none that a connection can have."""
-    return (int(name) if len(name) <= DIGITS else 0) if name.isascii() and name.isdigit() else None
+    if not name.isascii() or not name.isdigit():
+        return None
+    number = int(name) if len(name) <= DIGITS else 0
+    return number if number < 2**63 else 0
 
 
 class Locator:
     """services: by number, as the daemon keeps them. domain: of names. attach_at: where servers ask for clients.
-    `wanted` is for servers, `locate` is for the operator and may block for as long as engine and database
-    take."""
+    `wanted` is for servers, all others are for the operator; `locate` and `locate_many` may block for as long as engine
+    and database take."""
 
     def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service], domain: str,
                  attach_at: Iterable[str]) -> None:  # fmt: skip
@@ -74,7 +77,7 @@ class Locator:
         self._domain = domain
         self._attach_at = tuple(attach_at)
         self.addresses = LocalAddresses()
-        self._walking = threading.Lock()
+        self._numbered = Numbered(engine)
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
@@ -155,18 +158,28 @@ class Locator:
 
     def locate(self, name: str) -> Located:
         """The connection with this number, ``client-address:port``, or name with its domain."""
-        return self._locate(name, None)
+        asleep, look = self._by_number([name])
+        return self._locate(name, asleep | look.result())
 
-    def _locate(self, name: str, awake_or_idle: Mapping[int, Event] | None, numbers_wanted: bool = True) -> Located:
-        """awake_or_idle: where it was looked for already, by number. numbers_wanted: else it may be 0."""
+    async def located(self, name: str) -> Located:
+        """`locate`, for an event loop: no thread waits for a look at the engine's connections."""
+        asleep, look = await asyncio.to_thread(self._by_number, [name])
+        found = await asyncio.shield(asyncio.wrap_future(look))
+        return await asyncio.to_thread(self._locate, name, asleep | found)
+
+    def _by_number(self, names: Sequence[str]) -> tuple[dict[int, Event], Future[dict[int, Event]]]:
+        """Those that are named by their numbers: what sleeps, and what is awake or in IDLE, when it has been found."""
+        numbers = {number for name in names if (number := _number(name))}
+        asleep = {number: event for number in numbers if (event := self._asleep_numbered(number)) is not None}
+        return asleep, self._numbered.find(numbers - asleep.keys())
+
+    def _locate(self, name: str, by_number: Mapping[int, Event], numbers_wanted: bool = True) -> Located:
+        """by_number: what was found so. numbers_wanted: else it may be 0."""
         event: Event | None = None
         number = 0
         if (numbered := _number(name)) is not None:
             number = numbered
-            event = self._asleep_numbered(number)
-            if event is None:
-                event = (self._awake_or_idle({number}) if awake_or_idle is None else awake_or_idle).get(number)
-                event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
+            event = by_number.get(number) or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
         elif (local := self.local_name(Name(name.lower()))) is not None:
             if (named := self._names.find(local)) is not None:
                 event, number = self._event_of(named), named.id
@@ -191,32 +204,13 @@ class Locator:
     def locate_many(self, names: Sequence[str]) -> Iterator[tuple[str, Located | OperationError]]:
         """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all. What is not
         named by its number may have 0 for it."""
-        numbers = {number for name in names if (number := _number(name))}
-        awake_or_idle = self._awake_or_idle({one for one in numbers if self._asleep_numbered(one) is None})
+        asleep, look = self._by_number(names)
+        by_number = asleep | look.result()
         for name in names:
             try:
-                yield name, self._locate(name, awake_or_idle, numbers_wanted=False)
+                yield name, self._locate(name, by_number, numbers_wanted=False)
             except OperationError as error:
                 yield name, error
-
-    def _awake_or_idle(self, numbers: Collection[int]) -> dict[int, Event]:
-        """By a look at each, which takes seconds where there are millions: one at a time."""
-        wanted, found = set(numbers) - {0}, dict[int, Event]()
-        if not wanted:
-            return found
-        if not self._walking.acquire(timeout=WALK_WAIT_S):
-            raise OperationError(
-                429, "connections are being looked for by their numbers already; an address is found at once"
-            )
-        try:
-            for event in self._engine.list():
-                if (number := event.number) in wanted:
-                    found[number] = event
-                    if len(found) == len(wanted):
-                        break
-        finally:
-            self._walking.release()
-        return found
 
     def _is_for_asker(self, event: Event) -> bool:
         service = self._services.get(event.record.service)
@@ -224,7 +218,7 @@ class Locator:
 
     def _asleep_numbered(self, number: int) -> Event | None:
         """The connection that a row of `sleeping` is about."""
-        if self._store.status.error or not 0 < number < 2**63 or not (row := self._store.sleeping_by_id(number)):
+        if self._store.status.error or not number or not (row := self._store.sleeping_by_id(number)):
             return None
         event = self._engine.find(Key.unpack(row.key))
         # The row may be about to be removed, and its 4-tuple another connection's by now.

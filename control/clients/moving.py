@@ -29,7 +29,7 @@ class Moving:
 
     async def act(self, name: str, action: str) -> dict[str, Any]:
         """Carry out standby, idle, sleep, wake or close; returns where the connection is then."""
-        located = await asyncio.to_thread(self._locator.locate, name)
+        located = await self._locator.located(name)
         state = located.state
         targets = {
             "standby": [State.STANDBY],

@@ -104,7 +104,7 @@ class Tickets:
     async def _find(self, name: str) -> tuple[Located | None, Target]:
         target = _target(name)
         try:
-            located = await asyncio.to_thread(self._locator.locate, target.text if isinstance(target, Name) else name)
+            located = await self._locator.located(target.text if isinstance(target, Name) else name)
         except OperationError as error:
             if error.status != 404 or SCOPE.get() is not None or target is None:
                 raise

@@ -46,6 +46,7 @@ def fits(event: Event, sought: Sought) -> bool:
         and (sought.classes is None or event.record.service in sought.classes)  # whose default each has
         and (client ^ network) >> (128 - sought.bits) == 0
         and (event.to_state == State.SLEEP or event.gap_ms >= sought.quiet_s * 1000)
+        and (not sought.numbers or event.number in sought.numbers)
         and (not sought.silence_s or (event.to_state not in AWAKE and event.record.silence_s >= sought.silence_s))
     )
 
@@ -91,7 +92,12 @@ def test_what_is_sought_is_listed_and_nothing_else(box: EngineLab) -> None:
     assert len(everything) == len(keys(everything)) == 10
     some = 0
     service = everything[0].record.service
-    for sought in [*SOUGHT, Sought(service=service), Sought(classes=frozenset({service, 4095}))]:
+    numbers = [event.number for event in everything if event.number]
+    assert len(numbers) == 8, "those in SLEEP have none here"
+    some_numbers = frozenset({*numbers[::2], 2**63})
+    for sought in [*SOUGHT, Sought(service=service), Sought(classes=frozenset({service, 4095})),
+                   Sought(numbers=some_numbers), Sought(numbers=some_numbers, states=(State.IDLE,)),
+                   Sought(numbers=frozenset({2**63}))]:  # fmt: skip
         wanted = keys(event for event in everything if fits(event, sought))
         some += 0 < len(wanted) < 10
         assert keys(box.engine.list(sought)) == wanted, sought

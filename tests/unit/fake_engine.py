@@ -290,6 +290,7 @@ class FakeEngine:
             found = self._as_event(c)
             fits = (sought.network[: sought.bits // 8] == c.key.client[: sought.bits // 8]  # whole bytes, here
                     and sought.service in (0, found.service)
+                    and (not sought.numbers or found.number in sought.numbers)
                     and (c.state is State.SLEEP or found.gap_ms >= sought.quiet_s * 1000))  # fmt: skip
             if c.state in (sought.states or tuple(State)) and fits:
                 yield found

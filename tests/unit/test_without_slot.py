@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from appliance.frontends.target import Address
-from appliance.wire import Event, EventType, Key, Op
+from appliance.wire import Event, EventType, Key, Op, Sought
 from control.clients import local_addresses
 from control.config import Service
 from control.core.errors import OperationError
@@ -68,7 +68,7 @@ def test_where_no_hit_has_a_row_there_is_no_such_connection(rig: Rig) -> None:
 def test_who_goes_to_sleep_while_he_is_looked_for_by_number_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no row yet, then; and when the list comes to where it was, no number in memory any more."""
 
-    def falls_asleep_meanwhile() -> Iterator[Event]:
+    def falls_asleep_meanwhile(_sought: Sought) -> Iterator[Event]:
         rig.engine.without_slot = {RIGHT: 5}
         put_row(rig, RIGHT, 5)
         return iter(())
