@@ -52,11 +52,13 @@ LISTED_MAX: Final = 10_000
 """Connections that a job may name one by one."""
 
 WORKERS: Final = 4
-"""Jobs at a time."""
+SCOPED_WORKERS: Final = 3
+"""Jobs at a time, of all, and of those in a scope (scope.py): these may be many servers', and take hours."""
 
 JOBS_MAX: Final = 64
+SCOPED_MAX: Final = 48
 JOBS_EACH: Final = 8
-"""Jobs that have not ended, of all and of one who asks."""
+"""Jobs that have not ended, of all, of those in a scope, and of one who asks."""
 
 KEPT: Final = 100
 """Jobs that have ended."""
@@ -200,8 +202,12 @@ class Jobs:
             self._view.found(wanted)  # what is wrong with it is said now
         with self._changed:
             open_jobs = [job for job in self._jobs.values() if not job.ended]
-            if len(open_jobs) >= JOBS_MAX or sum(job.who == who for job in open_jobs) >= JOBS_EACH:
-                raise OperationError(429, f"{JOBS_EACH} jobs of yours have not ended yet, or {JOBS_MAX} of all")
+            if sum(job.who == who for job in open_jobs) >= JOBS_EACH:
+                raise OperationError(429, f"{JOBS_EACH} jobs of yours have not ended yet")
+            if len(open_jobs) >= JOBS_MAX:
+                raise OperationError(429, f"{JOBS_MAX} jobs have not ended yet")
+            if SCOPE.get() is not None and sum(job.scope is not None for job in open_jobs) >= SCOPED_MAX:
+                raise OperationError(429, f"{SCOPED_MAX} jobs of tokens for some services have not ended yet")
             for number in [number for number, job in self._jobs.items() if job.ended][: -KEPT or None]:
                 del self._jobs[number]
             now = time.time_ns() // 1_000_000
@@ -265,10 +271,13 @@ class Jobs:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Job, Context] | None:
-        """The first one that waits for no other of the same who asks; it waits no more."""
-        busy = {job.who for job in self._jobs.values() if job.stage is Stage.RUNNING}
+        """The first one that waits for no other of the same who asks, and is not one too many in a scope; it waits no
+        more."""
+        running = [job for job in self._jobs.values() if job.stage is Stage.RUNNING]
+        busy = {job.who for job in running}
+        full = sum(job.scope is not None for job in running) >= SCOPED_WORKERS
         for place, (job, _) in enumerate(self._waiting):
-            if job.who not in busy:
+            if job.who not in busy and not (full and job.scope is not None):
                 return self._waiting.pop(place)
         return None
 

@@ -6,14 +6,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from appliance.wire import Op, Record
 from control.clients import jobs
-from control.clients.jobs import Jobs
+from control.clients.jobs import JOBS_EACH, JOBS_MAX, SCOPED_MAX, WORKERS, Jobs
+from control.clients.scope import SCOPE
 from control.clients.view import EVERYTHING
+from control.core.errors import OperationError
 from control.core.ports import Outcomes
 from control.core.states import State
 from control.store.store import Store
@@ -26,10 +29,12 @@ CLIENTS = 20
 
 
 class Commands:
-    """Does what it is told at once; `meanwhile` after the third."""
+    """Does what it is told at once; `meanwhile` after the third. Where `held`, jobs in a scope wait for `go_on`."""
 
     def __init__(self) -> None:
         self.told = 0
+        self.held = False
+        self.go_on = threading.Event()
         self.meanwhile: Callable[[], object] = lambda: None
 
     def count(self, states: Iterable[State]) -> Outcomes:
@@ -38,6 +43,8 @@ class Commands:
     def uncount(self, outcomes: Outcomes) -> None: ...
 
     def command_many(self, _op: Op, keys: Sequence[bytes], outcomes: Outcomes) -> None:
+        if self.held and SCOPE.get() is not None:
+            self.go_on.wait(60)
         self.told += len(keys)
         outcomes.done += len(keys)
         if self.told == 3:
@@ -63,18 +70,36 @@ class Box:
 
     def job(self, names: Sequence[str], by_token: bool = True) -> dict[str, Any]:
         """At its end."""
-        thread = threading.Thread(target=self.jobs.run)
-        thread.start()
+        with self.working(1):
+            return self.ended(self.jobs.begin("close", EVERYTHING, names, 500, {}, "ann", by_token)["number"])
+
+    @contextmanager
+    def working(self, workers: int) -> Iterator[None]:
+        threads = [threading.Thread(target=self.jobs.run) for _ in range(workers)]
+        for one in threads:
+            one.start()
         try:
-            number = self.jobs.begin("close", EVERYTHING, names, 500, {}, "ann", by_token)["number"]
-            ends = time.monotonic() + 30
-            while not (shown := self.jobs.show(number))["ended_at_ms"]:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
-            return shown
+            yield
         finally:
+            self.commands.go_on.set()
             self.jobs.stop()
-            thread.join()
+            for one in threads:
+                one.join()
+
+    def ended(self, number: int) -> dict[str, Any]:
+        ends = time.monotonic() + 30
+        while not (shown := self.jobs.show(number))["ended_at_ms"]:
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+        return shown
+
+    def begin(self, who: str, services: frozenset[str] | None) -> int:
+        """A job that names a connection, of one who may see all, or these services alone: its number."""
+        token = SCOPE.set(services)
+        try:
+            return int(self.jobs.begin("close", EVERYTHING, ["1"], 500, {}, who, by_token=False)["number"])
+        finally:
+            SCOPE.reset(token)
 
 
 @pytest.fixture
@@ -123,3 +148,30 @@ def test_a_job_goes_on_while_its_token_is_good(box: Box) -> None:
 def test_a_job_that_was_asked_for_without_a_token_ends_with_none(box: Box) -> None:
     box.commands.meanwhile = lambda: box.store.revoke_token("ann")
     assert box.job(NAMES, by_token=False)["done"] == CLIENTS
+
+
+SERVICES = frozenset({"a"})
+
+
+def test_servers_leave_a_worker_to_others(box: Box) -> None:
+    """A job of 10,000 names takes hours, if it is to be so slow."""
+    box.commands.held = True
+    servers = [box.begin(f"server-{one}", SERVICES) for one in range(WORKERS + 1)]
+    with box.working(WORKERS):
+        assert box.ended(box.begin("ann", None))["state"] == "done"
+        shown = [box.jobs.show(one)["state"] for one in servers]
+        assert "waiting" in shown
+        box.commands.go_on.set()
+        assert {box.ended(one)["state"] for one in servers} == {"done"}, "they go on as soon as one of them has ended"
+
+
+def test_servers_leave_places_to_others(box: Box) -> None:
+    for place in range(SCOPED_MAX):
+        box.begin(f"server-{place // JOBS_EACH}", SERVICES)
+    with pytest.raises(OperationError, match=f"^{SCOPED_MAX} jobs of tokens for some services have not") as refused:
+        box.begin("another server", SERVICES)
+    assert refused.value.status == 429
+    for place in range(SCOPED_MAX, JOBS_MAX):
+        box.begin(f"operator-{place // JOBS_EACH}", None)
+    with pytest.raises(OperationError, match=f"^{JOBS_MAX} jobs have not"):
+        box.begin("another operator", None)
