@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -28,8 +29,10 @@ from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import AwayError, Upstream
 from control.channel.api import make_app as make_local_app
+from control.channel.jobs import NewJob
 from control.channel.operations import Operations
 from control.channel.parameters import ACTIONS
+from control.clients.jobs import LISTED_MAX, RATE_MAX
 from control.core.access import FROM, REFUSED, WHO, Role, new_token, read_token
 from control.store.tokens import TokenRow
 
@@ -506,6 +509,15 @@ def test_a_body_is_so_large_and_so_slow_at_most(box: Box, monkeypatch: pytest.Mo
     assert [len(one[3]) for one in box.daemon.asked] == [1000, 1000]
     for size, expected in ((500, 200), (501, 413)):
         assert box.asked(OPERATOR, "PUT", "/v1/names/x/tags", content=b"x" * size).status_code == expected
+
+
+def test_a_job_may_name_as_many_as_there_may_be_and_has_no_larger_body(box: Box) -> None:
+    names = [f"{number:05}".ljust(300, "x") for number in range(LISTED_MAX)]
+    body = json.dumps({"action": "standby", "connections": names, "rate": RATE_MAX}, indent=4).encode()
+    assert len(NewJob.model_validate_json(body).connections or ()) == LISTED_MAX
+    assert box.asked(SERVER, "POST", "/v1/jobs", content=body).status_code == 200
+    answer = box.asked(SERVER, "POST", "/v1/jobs", content=body + b" " * (len(body) // 50))
+    assert (answer.status_code, "bytes at most" in answer.json()["error"]) == (413, True)
 
 
 def test_tokens_are_believed_for_a_while_when_the_database_cannot_be_read(
