@@ -514,7 +514,11 @@ class Pressure(Section):
     cpu_stall: float = Field(0.0, ge=0, le=100, description="the same of processors")
     descriptors: float = Field(95.0, ge=0, le=100, description="% of the descriptors that the daemon may have")
     clear: float = Field(
-        5.0, gt=0, le=50, description="it is over when what was reached has fallen by so many percentage points"
+        5.0,
+        gt=0,
+        le=50,
+        description="it is over when what was reached has fallen by so many percentage points; each threshold in % is "
+        "above it, or 0",
     )
     rate: float = Field(
         5.0,
@@ -523,6 +527,16 @@ class Pressure(Section):
         description="% of the awake connections, and of those in IDLE, that go down in a second; where connections "
         "are counted, as many as are too many",
     )
+
+    @model_validator(mode="after")
+    def _can_be_over(self) -> Pressure:
+        percents = ("idle", "memory", "memory_stall", "cpu_stall", "descriptors")
+        if never := [f"{key} = {value:g}" for key in percents if 0 < (value := getattr(self, key)) <= self.clear]:
+            raise ValueError(
+                f"{' and '.join(never)}: once reached, it would never be over, for it has to fall by clear = "
+                f"{self.clear:g}; give a threshold above `clear`, or 0, which switches it off"
+            )
+        return self
 
 
 def _changed_at(path: str) -> int:

@@ -217,6 +217,12 @@ def test_every_conflict_is_named_at_the_key_that_its_sentence_names() -> None:
         'f:11:1: two [[service]] have the listen "192.0.2.1:5"',
         f'f:14:1: [[service]] "proxy_protocol": {keeps}',
     ]
+    never = "once reached, it would never be over, for it has to fall by clear ="
+    above = "give a threshold above `clear`, or 0, which switches it off"
+    assert mistakes("[pressure]\nrate = 1\nidle = 5\ncpu_stall = 4.5") == [
+        f"f:3:1: [pressure]: idle = 5 and cpu_stall = 4.5: {never} 5; {above}"
+    ]
+    assert mistakes("[pressure]\nclear = 25") == [f"f:2:1: [pressure]: memory_stall = 20: {never} 25; {above}"]
     assert mistakes('[policy]\nsleep_keepalive = "none"\n' + SERVICE) == [
         'f:2:1: [[service]] "a": sleep_keepalive = "none" needs room: [table] filter says for how many connections'
     ]

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from appliance.box import shortage
 from appliance.box.shortage import Shortage
@@ -70,6 +72,17 @@ def test_what_was_reached_is_so_until_it_is_clear() -> None:
         before = load(shares={"memory": share}).reached(wanted, before)
         told.append(bool(before))
     assert told == [False, True, True, True, False, False]
+
+
+@pytest.mark.parametrize("key", THRESHOLDS)
+def test_each_threshold_that_may_be_given_is_over_when_nothing_is_short(key: str) -> None:
+    counted = {"connections": (0, 10), "idle": (0, 10)}
+    for limit in (0.01, 5, 5.01, 50, 50.01, 100):
+        for clear in (0.01, 5, 50):
+            with suppress(ValidationError):
+                wanted = settings(**{key: round(limit) or 1 if key == "connections" else limit}, clear=clear)
+                nothing = load(0, 0, counted, dict.fromkeys(set(THRESHOLDS) - set(counted), 0.0))
+                assert nothing.reached(wanted, {key: 1.0}) == {}, (limit, clear)
 
 
 def test_a_threshold_of_0_is_never_reached() -> None:
