@@ -494,7 +494,12 @@ class Pressure(Section):
     step, awake ones to IDLE and those in IDLE to SLEEP, until it is over. Looked at once a second; 0 switches a
     threshold off. Besides, awake connections go down when they are more than 7/8 of `[table] max_awake`."""
 
-    connections: int = Field(0, ge=0, description="connections that are not in SLEEP")
+    connections: int = Field(
+        0,
+        ge=0,
+        description="connections that are not in SLEEP; those that were born asleep and have not spoken yet are not "
+        "counted: they have a slot alone, and no step to go down",
+    )
     idle: float = Field(
         0.0, ge=0, le=100, description="% of the records of IDLE connections, where `[table] grow` makes no more"
     )
