@@ -2,7 +2,8 @@
 """The rules that are in force: read from the database, compiled for the services there are, told to the engine.
 
 The database is the truth. A change is judged, then committed, then told to the engine; so what the engine has is always
-a version of the database, and while the database is away, what it has stays.
+a version of the database, and while the database is away, what it has stays. A daemon that starts meanwhile has those
+of the file beside the database (control/store/rules_file.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from control.policy.cascade import NO_GROUPS, POLICIES_MAX, Compiled, TooManyErr
 from control.policy.rules import GROUPS_MAX, NOBODY, Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
+from control.store.rules_file import RulesFile
 from control.store.store import Store
 
 log = logging.getLogger("roost.policy")
@@ -72,17 +74,20 @@ class State:
 
 class Rules:
     """May be called from any thread. `change` raises OperationError, the others say in `error` why the engine does not
-    have the rules of the database; "": it has them."""
+    have the rules of the database; "": it has them. file: has them for a start without the database."""
 
-    def __init__(self, store: Store, engine: RulesPort, configured: Configured) -> None:
+    def __init__(self, store: Store, engine: RulesPort, configured: Configured, file: RulesFile) -> None:
         self._store = store
         self._engine = engine
         self._configured = configured
+        self._file = file
         self._changing = threading.Lock()
         self.state = State()
         self.problems: list[Problem] = []
         self.loaded = False
-        """False: the database could not be read yet; the engine keeps what it has."""
+        """False: the database could not be read yet; `state` is what the file has, or empty."""
+        self._away = ""
+        """Until then: why, and what is in force."""
         self.error = "the rules are not read from the database yet"
         self.groups: dict[frozenset[str], int] = {}
         """Sets of rules with `client` or `tag` that connections have, by selector, and the number of each in the
@@ -112,17 +117,31 @@ class Rules:
                 try:
                     self._read()
                 except (SQLAlchemyError, StoreError) as error:
-                    self.error = f"the rules cannot be read from the database: {reason(error)}"
-                    log.error("%s", self.error)
+                    self._do_without(reason(error))
                     return False
                 self._apply()
                 self._announced = self.state.rules.selectors
             return True
 
+    def _do_without(self, why: str) -> None:
+        """The database cannot be read; what the file has is in force until it can."""
+        if not self._away and (kept := self._file.read()) is not None:
+            self.state = State(kept.version, {row.rule: _kept(row, None) for row in kept.rules})
+            self.groups = dict(kept.groups)
+            if not self._apply():
+                self.state, self.groups = State(), {}
+        in_force = (
+            f"those of version {self.state.version} are in force, as {self._file.path} has them"
+            if self.state.version
+            else "none is in force: clients have the values of their services, also where a rule refuses new ones"
+        )
+        self._away = self.error = f"the rules cannot be read from the database: {why}; until they can, {in_force}"
+        log.error("%s", self.error)
+
     def apply(self) -> None:
         """Compile them anew for the services that there are now, and tell the engine."""
         with self._changing:
-            if self.loaded:
+            if self.loaded or self.state.version:
                 self._apply()
 
     def _read(self) -> bool:
@@ -135,11 +154,16 @@ class Rules:
         before = self.state.kept
         kept = {row.rule: _kept(row, before.get(row.rule)) for row in rows if row.content is not None}
         self.state = State(version, kept)
-        self.loaded = True
+        self.loaded, self._away = True, ""
+        self._keep(self.groups)
         return True
 
-    def _apply(self) -> None:
-        """While the lock is held."""
+    def _keep(self, groups: Mapping[frozenset[str], int]) -> None:
+        """Have the file say what the database does."""
+        self._file.write(self.state.version, [one.row for one in self.state.kept.values()], groups)
+
+    def _apply(self) -> bool:
+        """While the lock is held; whether the engine has them."""
         services, config = self._configured()
         for groups in (self.groups, NO_GROUPS) if self.groups else (NO_GROUPS,):
             try:
@@ -152,8 +176,9 @@ class Rules:
                     continue
                 self.error = f"the rules of version {self.state.version} are not in force: {error}"
                 log.error("policy: %s", self.error)
-                return
+                return False
         self._note(self._problems(self.state.rules, compiled, {}))
+        return True
 
     def _tell(self, compiled: Compiled) -> None:
         _, classes = self._engine.set_rules(compiled.entries, compiled.policies)
@@ -260,10 +285,13 @@ class Rules:
         return ""
 
     def _write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
+        if not self.loaded:  # the database may have others
+            raise OperationError(503, self.error)
         try:
             self._store.write_groups(wanted)
         except StoreError as error:
             raise OperationError(503, f"groups of clients cannot be written now: store: {error}") from None
+        self._keep(wanted)
 
     def _note_shortage(self, why: str, selectors: Collection[str]) -> None:
         if not self.short:
@@ -319,7 +347,7 @@ class Rules:
             log.warning("policy: %s", text)
         if len(new) > TOLD:
             log.warning("policy: and %d more: `roost policy list`", len(new) - TOLD)
-        self.problems, self.error = [*problems, *self.short], ""
+        self.problems, self.error = [*problems, *self.short], self._away
 
     def _problems(self, rules: RuleSet, compiled: Compiled, changed: Collection[str]) -> list[Problem]:
         kept = [(name, one) for name, one in self.state.kept.items() if name not in changed]
@@ -401,6 +429,7 @@ class Rules:
         stay = {name: one for name, one in self.state.kept.items() if name not in contents}
         made = {row.rule: _kept(row, None) for row in rows if row.content is not None}
         self.state = State(rows[0].version, stay | made)
+        self._keep(self.groups)
 
     def _outdated(self, seen: int) -> OutdatedRulesError:
         said = "there are none"

@@ -230,7 +230,7 @@ class Daemon:
         silence = quarantine.Quarantine(lambda: services.configured()[1])
         setup = EngineSetup(engine, config, waiting, silence.begin, silence.end)
         setup.begin(services.by_number, services.spec, self._undo)
-        rules = Rules(store, EngineRules(engine), services.configured)
+        rules = Rules(store, EngineRules(engine), services.configured, store.rules_file)
         rules.load()
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, services.persistent)
         self._tables = tables_of(config.pin_dir)

@@ -46,6 +46,7 @@ from control.store.latest import Latest
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership, lease_clock_ms
 from control.store.queues import APPENDED_BOUND, Batch, Queues
+from control.store.rules_file import RulesFile
 from control.store.schema import HISTORY, Keyed, references_of, successors
 from control.store.statements import write_keyed
 
@@ -145,6 +146,12 @@ class Store(Latest):
         self._ended = threading.Event()
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def rules_file(self) -> RulesFile:
+        """The rules, beside the database or, of one on another machine, where SQLite's is by default."""
+        path = f"{self._path}.rules" if self._path else file.DEFAULT_DIRECTORY / f"{self._owner.instance}.rules"
+        return RulesFile(Path(path), without_secrets(self._url))
 
     @property
     def exists(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import date, datetime
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -232,6 +233,34 @@ def test_rules_are_in_force_when_the_next_daemon_has_started(box: Box) -> None:
     for client in (born, later):
         wait_until(lambda client=client: box.heard_s_ago(client) < 4, 10, "it is probed")  # type: ignore[misc]
     assert box.heard_s_ago(elsewhere) >= time.monotonic() - began - 1
+
+
+def is_refused(box: Box, service: str, source: str) -> bool:
+    """Whether a new client is reset."""
+    try:
+        client = box.connect(service, source)
+        client.sendall(b"question")
+        return not client.recv(1)
+    except ConnectionError:
+        return True
+
+
+def test_a_start_without_the_database_refuses_whom_the_rules_refuse_and_keeps_who_is_there(box: Box) -> None:
+    idle, asleep = box.in_state("IDLE", source=INSIDE), box.in_state("SLEEP", source=INSIDE)
+    rule(box, "deny", network=NETWORK, new_clients="refuse")
+    database = Path(box.daemon.status()["database"].removeprefix("sqlite:///"))
+    box.daemon.kill()
+    away = database.rename(database.with_name("away"))
+    box.daemon.start()
+    told = box.daemon.status()["policy"]["error"]
+    assert f"those of version 1 are in force, as {database}.rules has them" in told
+    assert [is_refused(box, service, INSIDE) for service in ("plain", "born")] == [True, True]
+    box.converse(box.connect("plain", OUTSIDE), "plain")
+    box.converse(idle, "plain")
+    away.rename(database)
+    wait_until(lambda: not box.daemon.status()["policy"]["error"], 60, "the rules are read")
+    box.converse(asleep, "plain")
+    assert is_refused(box, "plain", INSIDE)
 
 
 def policy(box: Box, *words: str) -> str:

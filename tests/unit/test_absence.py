@@ -57,7 +57,7 @@ when_absent = "agent"
 
 def absence(store: Store, names: Registry, services: Mapping[int, Service], config: Config,
             *rules: dict[str, Any]) -> Absence:  # fmt: skip
-    made = Rules(store, cast(RulesPort, None), lambda: (services, config))
+    made = Rules(store, cast(RulesPort, None), lambda: (services, config), store.rules_file)
     row = RuleRow(1, "", 1, "ann", "", "")
     made.loaded = True
     made.state = RulesState(1, {one["name"]: Kept(replace(row, rule=one["name"]), read_rule(one)) for one in rules})

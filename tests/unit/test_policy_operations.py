@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from errno import ENOSPC
@@ -31,6 +31,7 @@ from control.core.ports import CommandsPort, Outcome
 from control.core.states import State
 from control.daemon.engine_rules import EngineRules
 from control.policy import cascade
+from control.store import rules_file
 from control.store.store import Store
 from tests.databases import Database, Sqlite
 from tests.unit.asked import asked, transport
@@ -63,7 +64,7 @@ class Box:
 
     def start(self) -> Rules:
         """As a daemon does it."""
-        self.rules = Rules(self.store, EngineRules(self.engine), lambda: self.configured)
+        self.rules = Rules(self.store, EngineRules(self.engine), lambda: self.configured, self.rig.rules_file)
         self.rules.load()
         ruling = self.ruling = Ruling(self.rules, self.store, EngineRules(self.engine), self.engine, self.rig.locator,
                                       lambda: self.configured)  # fmt: skip
@@ -263,24 +264,112 @@ def test_a_database_that_is_away_refuses_changes_and_what_is_in_force_stays(box:
     database.give_back()
 
 
-def test_rules_that_could_not_be_read_at_start_are_read_later(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    box.set("r", active_quiet=1)
-    box.engine.set_rules((), ())
+def take_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Let the rules not be read from the database, until what this returns is called."""
     reading = Store.rules
     monkeypatch.setattr(Store, "rules", lambda *_: (_ for _ in ()).throw(SQLAlchemyError("gone")))
-    sets = box.engine.rules_set
+    return lambda: monkeypatch.setattr(Store, "rules", reading)
+
+
+def test_a_start_without_the_database_has_the_rules_that_it_had_last(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.set("gone", active_quiet=9)
+    box.set("r", network="10.0.0.0/9", active_quiet=1)
+    box.ask("DELETE", "/rules/gone", {"who": "ann"})
+    assert box.rig.rules_file.path.stat().st_mode & 0o777 == 0o600
+    back = take_away(monkeypatch)
+    box.engine.set_rules((), ())  # as a new one
     rules = box.start()
     assert not rules.loaded
-    assert box.engine.rules_set == sets, "the engine keeps what it has"
-    assert "cannot be read from the database: gone" in box.status()["error"]
+    assert [box.quiet_of(client) for client in ("10.0.0.7", "10.200.0.7")] == [1_000, None]
+    told = box.status()["error"]
+    assert "cannot be read from the database: gone; until they can, those of version 3 are in force, as /" in told
+    assert {one["name"] for one in box.ask("GET", "")["rule"]} == {"r"}
+    assert box.ask("GET", "/explain?client=10.0.0.7&service=web")["error"] == told
+    sets = box.engine.rules_set
+    assert not rules.load()
+    assert box.engine.rules_set == sets, "they are in force once"
     rules.apply()
-    assert box.engine.rules_set == sets
+    assert (box.engine.rules_set, box.status()["error"]) == (sets + 1, told), "services came or went"
+    assert "cannot be read now" in box.set("r", 503, active_quiet=2)["error"]
     file = '[[rule]]\nname = "r"\nactive_quiet = 2'
-    assert "cannot be read" in box.ask("POST", "/try", {"file": file}, 503)["error"]
-    monkeypatch.setattr(Store, "rules", reading)
+    assert box.ask("POST", "/try", {"file": file}, 503)["error"] == told
+    back()
     assert rules.load()
     assert box.quiet_of("10.0.0.7") == 1_000
     assert box.status()["error"] == ""
+    assert box.set("r", network="10.0.0.0/9", active_quiet=2)["version"] == 4
+
+
+@pytest.mark.parametrize("kept", ["none", "garbage", "another version", "another database", "too large", "a directory"])
+def test_a_start_without_database_and_file_has_no_rules_and_says_so(
+    lite: Box,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lite.set("r", active_quiet=1)
+    file = lite.rig.rules_file.path
+    if kept == "none":
+        file.unlink()
+    elif kept == "garbage":
+        file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    elif kept == "another version":
+        file.write_text(file.read_text().replace('"format":1', '"format":2'))
+    elif kept == "another database":
+        file.write_text(file.read_text().replace("this database", "another"))
+    elif kept == "too large":
+        monkeypatch.setattr(rules_file, "BYTES_MAX", 10)
+    else:
+        file.unlink()
+        file.mkdir()
+    back = take_away(monkeypatch)
+    lite.engine.set_rules((), ())
+    sets = lite.engine.rules_set
+    caplog.clear()
+    rules = lite.start()
+    assert lite.engine.rules_set == sets, "what sleeps keeps its values"
+    assert "until they can, none is in force: " in lite.status()["error"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (kept != "none") + ["ERROR"]
+    rules.apply()
+    assert lite.engine.rules_set == sets
+    back()
+    assert rules.load()
+    assert lite.quiet_of("10.0.0.7") == 1_000
+
+
+def test_without_the_database_the_groups_of_clients_stay_what_they_were(
+    lite: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lite.set("doors", client="door-*", active_quiet=1)
+    names, new = frozenset({next(iter(lite.rules.state.rules.selectors))}), frozenset({"other client x"})
+    numbers = lite.rules.group_numbers({names: 1})
+    take_away(monkeypatch)
+    rules = lite.start()
+    assert {entry.group for entry in lite.engine.entries} == {numbers[names]}
+    assert rules.group_numbers({names: 1}) == numbers
+    for change in (lambda: rules.group_numbers({new: 1}), lambda: rules.forget_groups(keep=())):
+        with pytest.raises(OperationError, match="until they can, those of version 1 are in force"):
+            change()
+    assert rules.groups == numbers
+
+
+def test_rules_of_the_file_that_the_engine_refuses_are_not_in_force(lite: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    lite.set("r", active_quiet=1)
+    take_away(monkeypatch)
+    lite.engine.rules_refused = EngineError("no room", ENOSPC)
+    lite.start()
+    assert "none is in force: " in lite.status()["error"]
+    assert lite.ask("GET", "")["rule"] == []
+
+
+def test_rules_that_cannot_be_kept_in_the_file_are_in_force_and_the_log_tells(
+    lite: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    lite.rig.rules_file.path.mkdir()
+    assert lite.set("r", active_quiet=1)["version"] == 1
+    assert lite.quiet_of("10.0.0.7") == 1_000
+    [told] = [record.message for record in caplog.records if "cannot be written" in record.message]
+    assert "Is a directory" in told
 
 
 def test_more_than_the_engine_has_room_for_is_refused_before_it_is_written(

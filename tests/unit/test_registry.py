@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from errno import EIO, ELOOP, ENOENT, ENOTCONN
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -38,6 +40,7 @@ from control.store import store as store_module
 from control.store.database import parse_url
 from control.store.latest import StoreStatus
 from control.store.migrations.versions import r0019_names_by_bytes
+from control.store.rules_file import RulesFile
 from control.store.schema import KEYED, Keyed
 from control.store.sleeping import References, SleepingRow
 from control.store.store import Store
@@ -65,6 +68,8 @@ class Rig:
 
     def __init__(self, database: Database, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
+        self._files = TemporaryDirectory()
+        self.rules_file = RulesFile(Path(self._files.name) / "rules", "this database")
         self.store = Store(database.url, lambda slept: self.dispatcher.sleepers.slept(slept))
         self.store.open()
         self.store.service_indexes(["a"])
@@ -89,6 +94,7 @@ class Rig:
 
     def close(self) -> None:
         self.store.close(3)
+        self._files.cleanup()
 
     def turn(self) -> None:
         """Let the dispatcher hear what the engine says."""
