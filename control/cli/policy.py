@@ -341,7 +341,8 @@ def _say(told: Mapping[str, Any], as_json: bool) -> None:
 @json_option
 def try_(path: str, daemon: Client, as_json: bool) -> None:
     """What the rules of a file would change, and for how many connections; nothing is changed. FILE has [[rule]]
-    tables, or is what `roost policy list --json` prints; rules that it does not name stay.
+    tables, or is what `roost policy list --json` prints; rules that it does not name stay. Connections that sleep
+    without a slot are not counted.
 
     \b
     Example:
@@ -356,6 +357,8 @@ def try_(path: str, daemon: Client, as_json: bool) -> None:
         click.echo(f"{rule['name']}: {'as it is' if rule['change'] == 'same' else rule['change']}{names}")
     click.echo(f"{told['changed']:,} connections would have other values than now; {told['lose']:,} of them those of "
                "their service alone")  # fmt: skip
+    if told["without_slot"]:
+        click.echo(f"{told['without_slot']:,} more sleep without a slot, and are not counted")
     if told["policies"]:
         titles = ("service", "networks", "connections", "change", "values", "rules")
         show_table(titles, map(_tried, told["policies"]), right=("connections", "change"))

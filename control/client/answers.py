@@ -291,6 +291,7 @@ class Outcome(TypedDict):
     connections: int
     changed: int
     lose: int
+    without_slot: int
     policies: list[Planned]
 
 

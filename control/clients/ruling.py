@@ -171,7 +171,8 @@ class Ruling:
         of rules then. `changed`: those that would have other values than now; among them `lose`, who would be left with
         those of their service. `policies`: the values that some would get. Which names a rule with `client` or `tag` is
         for is not asked of each connection: such a rule has the number of its `names`, and connections are counted as
-        if it were for those for which it is now."""
+        if it were for those for which it is now. `without_slot`: so many sleep without a slot; none of them is counted,
+        for what each has stands in its row alone."""
         rules, now = read_file(text), self._rules.state
         if not self._rules.loaded:
             raise OperationError(503, self._rules.error)
@@ -210,6 +211,7 @@ class Ruling:
             "connections": sum(have for have, _ in counts),
             "changed": sum(change for _, change in counts) + lose,
             "lose": lose,
+            "without_slot": self._connections.stats()["filter_members"],
             "policies": rows,
         }
 

@@ -130,6 +130,9 @@ def test_what_is_listed_as_json_is_a_file_that_can_be_tried_and_set(box: Box, tm
     tried = run("try", str(path))
     assert tried.startswith("net: changed\n7 connections would have other values than now; 0 of them")
     assert ["line", "192.0.0.0/29", "7", "7", "active_quiet=10m", "net"] in [row.split() for row in tried.splitlines()]
+    assert "without a slot" not in tried
+    box.engine.without_slot = {key(number): number for number in range(1000, 3000)}
+    assert "\n2,000 more sleep without a slot, and are not counted\n" in run("try", str(path))
     assert json.loads(run("try", str(path), "--json"))["changed"] == 7
     run("set", "--file", str(path), "--why", "tried")
     assert json.loads(run("show", "net", "--json"))["rule"][0]["active_quiet"] == 600.0

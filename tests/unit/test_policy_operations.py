@@ -463,7 +463,9 @@ def test_a_file_that_is_tried_changes_nothing_and_says_for_how_many_it_would(lit
     network = "192.0.0.0/30"
     idle_quiet = "5m"
     """
+    lite.engine.without_slot = {key(number): number for number in (11, 12)}
     told = lite.ask("POST", "/try", {"file": file})
+    assert told["without_slot"] == 2, "the engine does not know their values"
     assert told["rules"] == [{"name": "old", "change": "changed"}, {"name": "new", "change": "new"}]
     assert (told["connections"], told["changed"], told["lose"]) == (4, 5, 2)
     (row,) = told["policies"]

@@ -172,7 +172,9 @@ function preview(tried) {
     number(one.connections), number(one.changed), h("span", { class: "mono" }, gives(one.values))]);
   return [h("h3", {}, "What it would change"), h("p", {}, `${tried.rules.map(rule).join("; ")}.`),
     h("p", {}, `${number(tried.changed)} connections would have other values than now; ${number(tried.lose)} of them `,
-      "those of their service alone. Nothing has been changed."),
+      "those of their service alone. ",
+      tried.without_slot ? `${number(tried.without_slot)} more sleep without a slot, and are not counted. ` : "",
+      "Nothing has been changed."),
     lines.length ? table("By service and network",
       "*service | networks:break | connections:number | other values:number | values then:break", lines) : ""];
 }

@@ -125,6 +125,8 @@ class Outcome(TypedDict):
     """those that would have other values than now"""
     lose: Count
     """of these who would be left with those of their service"""
+    without_slot: Count
+    """those that sleep without a slot, of which none is counted"""
     policies: list[Planned]
     """the sets of values that some would get"""
 
