@@ -55,7 +55,7 @@ def state(connection: Connection, version: int | None = None) -> tuple[int, list
     """The last version, up to this one, and the newest row of each rule then, removed ones included. Raises
     ForgottenError."""
     kept = sa.true() if version is None else rules.c.version <= version
-    if version is not None:
+    if version:  # at 0 there were none
         if version < (get_meta(connection, KEPT_FROM) or 0):
             raise ForgottenError(f"what the rules were at version {version} is not kept any more")
         newest = connection.scalar(sa.select(sa.func.max(rules.c.version))) or 0

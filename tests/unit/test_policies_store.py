@@ -122,6 +122,7 @@ def test_the_past_is_kept_so_far_and_what_is_kept_is_whole(store: Store, monkeyp
     assert [contents(store, version) for version in (6, 10)] == [{"old": A, "a": "6"}, {"old": A, "a": "10"}]
     with pytest.raises(ForgottenError, match="what the rules were at version 5 is not kept any more"):
         store.rules(5)
+    assert store.rules(0) == (0, []), "there were none, whatever is kept"
 
 
 def test_a_database_that_is_away_refuses_changes(database: Database) -> None:
