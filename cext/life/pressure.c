@@ -7,7 +7,8 @@
  *
  * From IDLE to SLEEP: nothing keeps them in order, so it is approximate. A sample says from when on a connection is among the
  * quietest, and then positions of the table are looked at, one after the other from a random one on, until enough of those are
- * found: some 35 for each, some thousand in a turn.
+ * found: some 35 for each where all are in IDLE, else as many times more as there are positions for one in IDLE; some thousand in a
+ * turn.
  */
 #include <errno.h>
 #include <stdlib.h>
