@@ -87,7 +87,7 @@ class Snapshots:
     def _take(self, now: float) -> None:
         at = time.time_ns() // 1_000_000
         memory = {"maps_bytes": self._engine.memory(), "rss_bytes": resident_bytes()} | self._shares()
-        census = self._engine.census()
+        census, silent = self._engine.census(), self._engine.silences()  # first: what follows counts from here on
         span_ms, self._until = round((now - self._until) * 1000), now
         counted: dict[Whose, Counter[str]] = defaultdict(Counter)
         counted[0, ""].update(memory | self._stats())
@@ -96,7 +96,7 @@ class Snapshots:
         self._note(at, counted, census)
         for number, found in census.items():
             counted[self._whose(found.service, number)].update(_of_census(found))
-        for number, silences in self._engine.silences().items():
+        for number, silences in silent.items():
             before, self._silences[number] = self._silences.get(number), silences
             if new := _of_silences(silences, before):
                 counted[self._whose(silences.service, number)].update(new)

@@ -130,18 +130,19 @@ def test_connections_whose_service_is_not_known_are_the_appliances() -> None:
     assert taken.now()[0, ""]["SLEEP ACTIVE client-data"] == 2
 
 
+@pytest.mark.parametrize("broken_call", ["census", "silences"])
 def test_what_could_not_be_counted_is_in_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken_call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     taken = Taken()
     taken.engine.tallied = [wake(1, 2)]
     taken.engine.counted["probes_sent"] += 5
 
-    def census() -> dict[int, Census]:
+    def fails() -> Any:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as broken:
-        broken.setattr(taken.engine, "census", census)
+        broken.setattr(taken.engine, broken_call, fails)
         assert taken.now() == {}
     assert "could not be counted" in caplog.text
     found = taken.now()
