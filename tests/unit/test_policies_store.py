@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from control.store import policies
+from control.store import file, policies
 from control.store.database import StoreError
 from control.store.owner import Owner
 from control.store.policies import ForgottenError, OutdatedError
@@ -123,6 +124,26 @@ def test_the_past_is_kept_so_far_and_what_is_kept_is_whole(store: Store, monkeyp
     with pytest.raises(ForgottenError, match="what the rules were at version 5 is not kept any more"):
         store.rules(5)
     assert store.rules(0) == (0, []), "there were none, whatever is kept"
+
+
+def test_the_rules_are_kept_beside_the_database_and_its_password_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "DEFAULT_DIRECTORY", tmp_path / "made")
+    for url, path in (
+        (f"sqlite:///{tmp_path}/x.db", tmp_path / "x.db.rules"),
+        ("postgresql://roost:secret@db/roost", tmp_path / "made" / "one.rules"),
+    ):
+        kept = Store(url, lambda slept: None, owner=Owner.here("one")).rules_file
+        kept.write(1, [policies.RuleRow(1, "a", 0, "ann", "", A)], {frozenset({"x"}): 7})
+        assert "secret" not in path.read_text()
+        found = kept.read()
+        assert found is not None
+        assert (found.version, found.rules[0].content, dict(found.groups)) == (1, A, {frozenset({"x"}): 7})
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert list(path.parent.glob("*.new")) == []
+        kept.write(0, [], {})
+        assert not path.exists()
 
 
 def test_a_database_that_is_away_refuses_changes(database: Database) -> None:
