@@ -209,6 +209,7 @@ def _batches(connection: Connection, source: Source, first: int) -> Iterator[lis
             query = sa.select(table).where(table.c.seq >= first).order_by(table.c.seq).limit(BATCH_ROWS)
             try:
                 rows = connection.execute(query).fetchall()
+                connection.rollback()  # PostgreSQL: a transaction would keep the part from being removed until its end
             except (OperationalError, ProgrammingError):
                 connection.rollback()
                 if table.name in {one.name for one in source.tables(connection, 0)}:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from appliance.paths import engine_library, how_to_install
 from control.store.schema import meta
@@ -34,6 +34,11 @@ READ_CHUNK: Final = 500
 SERVER_LIMITS: Final = {"connect_timeout": 3, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
                         "tcp_user_timeout": 5000}  # fmt: skip
 """How long PostgreSQL's machine may be silent (libpq's parameters; s, the last one ms). A URL may say otherwise."""
+
+GIVE_WAY_S: Final = 0.2
+"""How long a change that can be made later waits for a lock: who asks for what it changes waits behind it."""
+
+_LOCKED: Final = "55P03"  # of PostgreSQL's errors: lock_not_available
 
 _DRIVERS: Final = {"sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
                    "postgresql+psycopg": "postgresql+psycopg"}  # fmt: skip
@@ -102,6 +107,36 @@ def may_be_idle(connection: Connection, seconds: float) -> None:
     """How long this transaction may wait for its next statement, in place of what `open_engine` was told."""
     if connection.dialect.name != "sqlite":
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {round(seconds * 1000)}")
+
+
+def change_if_free(connection: Connection, change: Callable[[], None]) -> bool:
+    """Drop tables or views, or leave it for later where another transaction has one of them locked, a reader's for
+    instance; whether it was done. SQLite's readers lock nothing. What follows in the transaction waits GIVE_WAY_S for a
+    lock, too."""
+    if connection.dialect.name == "sqlite":
+        change()
+        return True
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(GIVE_WAY_S * 1000)}")
+    try:
+        with connection.begin_nested():
+            change()
+    except OperationalError as error:
+        if getattr(error.orig, "sqlstate", "") != _LOCKED:
+            raise
+        return False
+    return True
+
+
+def sessions_with(connection: Connection, *relations: str) -> list[str]:
+    """Other sessions of PostgreSQL that have one of these tables or views locked: "4711 (pg_dump)", the process and the
+    application's name."""
+    text = (
+        "SELECT DISTINCT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) JOIN pg_class ON "
+        "relation = pg_class.oid WHERE granted AND pid <> pg_backend_pid() AND datname = current_database() "
+        "AND relname = ANY(%s) ORDER BY pid"
+    )
+    found = connection.exec_driver_sql(text, (list(relations),))
+    return [f"{row[0]} ({row[1]})" if row[1] else str(row[0]) for row in found]
 
 
 def reason(error: Exception) -> str:

@@ -17,6 +17,7 @@ import struct
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
-from control.store.database import StoreError
+from control.store.database import StoreError, change_if_free, sessions_with
 from control.store.history_rows import insert_history
 from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts, references_of
 
@@ -166,6 +167,9 @@ class History:
         self._ids = bytearray()  # of the part that is being written
         self._next_row = 1
         self._cut_said = False
+        self._view_lacks = False
+        self.held = False
+        """By a reader: a part that is to go."""
         self.begin()
 
     @property
@@ -179,6 +183,7 @@ class History:
 
     def load(self, connection: Connection) -> None:
         """What the database has; a part to write, where there is none."""
+        self._view_lacks = True  # a part, perhaps: a reader may have kept it from being made anew
         rows = connection.execute(sa.select(history_parts).order_by(history_parts.c.first))
         self._draft = [
             Part(history_part(row.first, row.layout), row.first, row.first_at, row.last or 0, row.last_at or 0)
@@ -252,7 +257,11 @@ class History:
         connection.execute(sa.insert(history_parts).values(first=part.first, first_at=at, layout=HISTORY_LAYOUT))
         self._draft.append(part)
         self._draft_ids, self._draft_began = bytearray(), True
-        self._show(connection)
+        self._show_all(connection)
+
+    def _show_all(self, connection: Connection) -> None:
+        """Or later (`prune`), where the view is being read: no row waits for that."""
+        self._view_lacks = not change_if_free(connection, partial(self._show, connection))
 
     def _show(self, connection: Connection) -> None:
         """The view `history`, for people: as if it were one table."""
@@ -263,8 +272,10 @@ class History:
     # -- removing -----------------------------------------------------------------------------------------------------
 
     def prune(self, connection: Connection, rows: int) -> bool:
-        """Remove the oldest part, if it is to go; of one that an earlier version has let grow, so many rows. Whether
-        there may be more to remove."""
+        """Remove the oldest part, if it is to go and no session reads it; of one that an earlier version has let grow,
+        so many rows. Whether there may be more to remove."""
+        if self._view_lacks:
+            self._show_all(connection)
         part = self._draft[0]
         cutoff = time.time_ns() // 1_000_000 - self._keep_ms if self._keep_ms else 0
         if not part.last and self._written:
@@ -275,6 +286,7 @@ class History:
                 part = self._draft[0]
         too_many = bool(self._keep_rows) and self._draft_next - part.first > self._keep_rows
         if not part.last or not (too_many or part.last_at < cutoff):
+            self.held = False
             return False
         if part.last_at >= cutoff > 0 and not self._cut_said:
             self._cut_said = True
@@ -286,8 +298,16 @@ class History:
             some = sa.select(part.table.c.seq).order_by(part.table.c.seq).limit(rows)
             if connection.execute(sa.delete(part.table).where(part.table.c.seq.in_(some))).rowcount == rows:
                 return True
-        self._remove(connection, part)
-        return True
+        before = list(self._draft)
+        removed = change_if_free(connection, partial(self._remove, connection, part))
+        if not removed:
+            self._draft = before
+            if not self.held:
+                readers = ", ".join(sessions_with(connection, part.table.name, "history")) or "that has ended by now"
+                log.warning("history: %s stays for now, though it is to go: it is being read by PostgreSQL's session "
+                            "%s; it is removed afterwards", part.table.name, readers)  # fmt: skip
+        self.held = not removed
+        return removed
 
     def _remove(self, connection: Connection, part: Part) -> None:
         connection.exec_driver_sql("DROP VIEW IF EXISTS history")

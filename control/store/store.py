@@ -80,6 +80,9 @@ CHECK_SHARE: Final = 0.01
 LEASE_POLL_S: Final = 0.2
 
 PRUNE_EVERY_S: Final = 3600.0
+PRUNE_AGAIN_S: Final = 60.0
+"""The same while a reader holds up a part that is to go."""
+
 PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
@@ -688,7 +691,7 @@ class Store(Latest):
         with self._wake:
             self._history.settle()
         if not more:
-            self._next_prune = time.monotonic() + PRUNE_EVERY_S
+            self._next_prune = time.monotonic() + (PRUNE_AGAIN_S if self._history.held else PRUNE_EVERY_S)
 
     def _note_failure(self, error: Exception) -> None:
         if self._path:

@@ -289,6 +289,22 @@ def test_a_part_that_is_removed_meanwhile_is_left_out(
     assert (outcome.rows, outcome.missed) == (90, 40)
 
 
+def test_a_part_can_be_removed_while_the_export_writes_what_it_has_read(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 130)
+
+    def removing(_table: str, rows: int) -> None:
+        if rows == 65:  # the first chunk: of parts 1 and 41
+            store._history._keep_rows = 60
+            prune_until(store, lambda: store.status.kept_history <= 60)
+            assert database.execute("SELECT min(first) FROM history_parts") == [(81,)]
+
+    outcome = Export(tmp_path / "out").add(database.url, None, None, removing)["history"]
+    assert (outcome.rows, outcome.missed) == (115, 15)
+    assert [one["seq"] for one in exported(tmp_path / "out")] == [*range(1, 66), *range(81, 131)]
+
+
 def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
     store: Store, database: Database, tmp_path: Path
 ) -> None:

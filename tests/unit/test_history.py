@@ -33,7 +33,7 @@ from control.store.schema import HISTORY, KEY, MAPPED, references_of
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.unit.fake_engine import key
-from tests.unit.test_store import row, sleeper, until
+from tests.unit.test_store import Recorder, on_postgresql, row, sleeper, until
 
 DAY_MS = 86_400_000
 PART = 50
@@ -373,6 +373,34 @@ def test_a_part_that_is_removed_while_it_is_read_is_left_out(make: Callable[...,
         assert [one["seq"] for one in found] == list(range(110, 50, -1))
         of_one = store._history.rows(connection, store._history.see(60, 10)._replace(parts=seen.parts), 60, 10)
         assert [one["seq"] for one in of_one] == [60], "of parts that are asked together"
+
+
+@on_postgresql
+@pytest.mark.parametrize("relation", ["history_1", "history"], ids=["part", "view"])
+def test_a_long_reader_on_postgresql_delays_the_removal_of_parts_and_nothing_else(
+    make: Callable[..., Store], database: Database, caplog: pytest.LogCaptureFixture, relation: str
+) -> None:
+    store, slept = make(keep_bytes=2 * PART * module.ROW_BYTES), Recorder()
+    store._on_slept = slept
+    store.add([row(n, n) for n in range(1, PART + 1)])
+    assert written(store)
+    reader = sa.create_engine(parse_url(database.url).update_query_dict({"application_name": "report"}))
+    with reader.connect() as connection:
+        session = connection.scalar(sa.text(f"SELECT pg_backend_pid() FROM {relation} LIMIT 1"))
+        for begin in range(PART + 1, 6 * PART, PART):
+            packed, value = sleeper(begin, begin)
+            store.add([row(n, n) for n in range(begin, begin + PART)], [(packed, value)])
+            assert written(store)
+            until(partial(slept.slept.__contains__, (packed, begin)))
+        until(lambda: any("history_1 " in said for said in caplog.messages))
+        assert store.status.text == "ok"
+        assert "history_1" in tables(database)
+        (said,) = (said for said in caplog.messages if "history_1 " in said)
+        assert said == ("history: history_1 stays for now, though it is to go: it is being read by PostgreSQL's "
+                        f"session {session} (report); it is removed afterwards")  # fmt: skip
+    reader.dispose()
+    prune_until(store, lambda: tables(database) == {"history_251", "history_201"})
+    assert database.execute("SELECT min(seq), max(seq) FROM history") == [(4 * PART + 1, 6 * PART)]
 
 
 def test_a_new_part_is_a_reason_to_look_whether_there_are_too_many(
