@@ -46,7 +46,7 @@ from control.clients.rules import Rules
 from control.clients.ruling import Ruling
 from control.clients.view import View
 from control.config import Config
-from control.core.states import State
+from control.core.states import AWAKE, State
 from control.daemon import quarantine
 from control.daemon.api_process import ApiProcess
 from control.daemon.document import Document
@@ -359,7 +359,8 @@ class Daemon:
             requests.stop()
             grouping.stop()
             grouping_thread.join(5)
-            store.close(drained=self._end.drains and self._drained)
+            left_open = sum(dispatcher.states[state] for state in (*AWAKE, State.IDLE))
+            store.close(drained=self._end.drains and self._drained, left_open=left_open)
             self._drained &= store.left_to_others
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
 

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -56,6 +56,11 @@ class Inventory:
     """Then, by clocks, what the rows in its table are off by (starting.put_back)."""
     ports: set[int] = field(default_factory=set)
     """Ours, of the servers' legs among them: no new link may take one meanwhile."""
+
+    @property
+    def open(self) -> int:
+        """How many are awake or in IDLE."""
+        return len(self.awake) + len(self.idle_ids)
 
 
 def tables_of(pin_dir: str) -> int:
@@ -183,15 +188,16 @@ def record_of(row: SleepingRow) -> Record:
     return records.unpack(row.key, b"".join(records.shifted(row.ka, row.rest, row.shift_ms, row.timestamps_ms)))
 
 
-def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
+def catch_up(store: Store, found: Inventory, named: Iterable[int], first: int, last: int) -> int:
     """Write the transitions that a killed predecessor made or suffered and could not write; returns how many. To be
     called between Store.hold_history and release_history: what this daemon writes comes behind them.
 
-    Its last word about each connection stands in history[first..last]; the inventory says what was really found."""
+    Its last word about each connection stands in history[first..last], all of which is read; the inventory says what
+    was really found. named: Store.put_last, as it was before this daemon wrote rows."""
     idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
     rows: list[bytes] = []
     written = 0
-    unnamed, lost, woke = set(store.put_last()), dict(found.lost), dict(found.woke)
+    unnamed, lost, woke = set(named), dict(found.lost), dict(found.woke)
     for number, client, service, last_state in store.last_states(first, last):
         unnamed.discard(number)
         lost.pop(number, None)

@@ -153,6 +153,11 @@ class Latest(Reader):
         with self._reading() as connection:
             return starting.put_last(connection, PUT_LAST)
 
+    def left_open(self) -> int:
+        """starting.left_open."""
+        with self._reading() as connection:
+            return starting.left_open(connection)
+
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of a part of the history, and where it
         was closed the number of its successor, None: it has none. What waits to be written is among them."""

@@ -25,6 +25,9 @@ ALIVE: Final = "alive-"
 ms."""
 
 
+LEFT_OPEN: Final = "left open"
+"""In `meta`: what `left_open` is of the last run that ended in good order."""
+
 COOKIE_SECRET: Final = ("cookies-1", "cookies-2")
 """In `meta`: a secret that machines with the same database share."""
 
@@ -107,10 +110,20 @@ def note_dropped(connection: Connection, number: int, dropped: int) -> None:
     connection.execute(sa.update(runs).where(runs.c.run == number).values(dropped=dropped))
 
 
-def end_run(connection: Connection, number: int, dropped: int) -> None:
-    """It ends in good order."""
+def end_run(connection: Connection, number: int, dropped: int, left_open: int) -> None:
+    """It ends in good order. left_open: what `left_open` is to say of it."""
     ended = time.time_ns() // 1_000_000
     connection.execute(sa.update(runs).where(runs.c.run == number).values(ended=ended, dropped=dropped))
+    set_meta(connection, LEFT_OPEN, left_open)
+
+
+def left_open(connection: Connection) -> int:
+    """How many connections are awake or in IDLE by the history of the run before the last one; -1: it may lack rows,
+    for the run was killed, or there was no room for them."""
+    query = sa.select(runs.c.ended, runs.c.dropped).order_by(runs.c.run.desc())
+    before = connection.execute(query.limit(1).offset(1)).first()
+    known = None if before is None or before.ended is None or before.dropped else get_meta(connection, LEFT_OPEN)
+    return -1 if known is None else known
 
 
 def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:

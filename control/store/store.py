@@ -223,10 +223,13 @@ class Store(Latest):
         if self._path:
             threading.Thread(target=self._check_file, name="roost-store-check", daemon=True).start()
 
-    def close(self, timeout_s: float = 10.0, give_back: bool = False, drained: bool = False) -> int:
+    def close(
+        self, timeout_s: float = 10.0, give_back: bool = False, drained: bool = False, left_open: int = -1
+    ) -> int:
         """Write what is pending and stop; returns how many rows could not be written. give_back: the daemon could not
         start, and the database is whose it was. drained: every connection has its row, and another machine may have
-        the database without being told to take it over (`left_to_others` afterwards); of a pair it may anyway."""
+        the database without being told to take it over (`left_to_others` afterwards); of a pair it may
+        anyway. left_open: starting.left_open."""
         self.release_history()
         with self._wake:
             self._closing = True
@@ -248,7 +251,8 @@ class Store(Latest):
                     else:
                         self._ownership.release(connection, leaves)
                         if self._run_number is not None:
-                            starting.end_run(connection, self._run_number, self._status.dropped_history)
+                            dropped = self._status.dropped_history
+                            starting.end_run(connection, self._run_number, dropped, -1 if left else left_open)
                 self.left_to_others = leaves
         self.left_to_others |= drained and not left and self._paired
         if drained and not self.left_to_others:

@@ -15,6 +15,7 @@ import pytest
 from appliance.lab import DaemonError, Lab, wait_until
 from appliance.lab.daemon import DaemonHandle
 from appliance.lab.service_manager import ServiceManager
+from tests.lab.test_restart import left_open
 
 CLIENTS, PORT = 20, 8000
 AWAKE = {"active_quiet": "never", "standby_quiet": "never", "idle_quiet": "never"}
@@ -60,6 +61,7 @@ def test_what_is_awake_goes_on(tmp_path: Path) -> None:
         for _ in range(2):
             manager.restart()
             check()
+            assert left_open(manager.daemon) == CLIENTS
             manager.hear()
             assert not manager.kept
 

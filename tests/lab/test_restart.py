@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import signal
 import socket
+import sqlite3
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
 from control.core.states import Cause, State
+from control.store.starting import LEFT_OPEN
 from tests.lab.engine_lab import EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -101,6 +103,13 @@ def states(daemon: DaemonHandle) -> Counter[str]:
     return Counter(row["state"] for row in daemon.connections())
 
 
+def left_open(daemon: DaemonHandle) -> int:
+    """What the last daemon that ended in good order has said: where the next one finds as many, it reads no history."""
+    with closing(sqlite3.connect(daemon.config.with_name("roost.db"))) as database:
+        (value,) = database.execute("SELECT value FROM meta WHERE key = ?", [LEFT_OPEN]).fetchone()
+        return int(value)
+
+
 @pytest.mark.timeout(150)
 def test_a_killed_daemon_leaves_every_sleeper_connected_and_a_new_one_reaches_them_all() -> None:
     """Done when 6, with 1,000 IDLE and 1,000 SLEEP clients, half of each IPv6: SIGKILL, 30 s of keep-alives with
@@ -157,6 +166,7 @@ def test_sigterm_freezes_what_it_can_and_leaves_it_asleep() -> None:
         assert daemon.terminate() == 0
         time.sleep(5)
         assert swarm.hearing(silence_ms=4_000).silent == 0
+        assert left_open(daemon) == 50
         daemon.start()
         assert states(daemon) == {"IDLE": 50}
         assert swarm.say(50).answered == 50

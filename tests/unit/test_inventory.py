@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import sqlalchemy as sa
 
 from appliance.wire import NO_ENDS, Event, Key, Sought
 from appliance.wire.record import PAIRED
@@ -22,6 +23,7 @@ from control.store import reading as reading_module
 from control.store import starting
 from control.store.schema import HISTORY
 from control.store.sleeping import References, SleepingRow
+from control.store.store import Store
 from tests.reboot import age, age_all
 from tests.unit.fake_engine import key, record
 from tests.unit.test_dispatcher import Rig, until
@@ -64,7 +66,7 @@ def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: R
     assert found.without_row == [lost.key.pack()]
     assert (len(found.lost), found.other_boot, list(found.sleep_ids), list(found.idle_ids)) == (1, 0, [1], [3])
     until(lambda: not still.store.sleeping_by_id(2) and not still.store.sleeping_by_id(3))
-    assert catch_up(still.store, found, 0, 0) == 1
+    assert catch_up(still.store, found, [], 0, 0) == 1
     until(lambda: still.history())
     assert still.history() == [(2, "SLEEP", "CLOSED", "restore")]
 
@@ -148,7 +150,7 @@ def test_of_two_rows_with_the_same_key_the_one_that_the_slot_has_the_number_of_i
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert (found.states[State.SLEEP], list(found.sleep_ids), len(found.lost), found.without_row) == (1, [2], 1, [])
     until(lambda: not still.store.sleeping_by_id(1))
-    assert catch_up(still.store, found, 0, 0) == 1
+    assert catch_up(still.store, found, [], 0, 0) == 1
     until(lambda: still.history())
     assert still.history()[-1] == (1, "SLEEP", "CLOSED", "restore")
     assert still.store.sleeping_by_id(2)
@@ -257,7 +259,7 @@ def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None
     until(lambda: still.store.status.written_history == 1)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, "another-boot")
-    assert catch_up(still.store, found, first, last) == 0
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 0
 
 
 def test_a_client_that_came_back_after_the_reboot_closes_its_old_connection(rig: Rig) -> None:
@@ -281,7 +283,7 @@ def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
     still.engine.add(key(3), 3, State.IDLE)
     still.engine.add(put_row(still, 4), 4, State.SLEEP)
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert catch_up(still.store, found, first, last) == 4
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 4
     until(lambda: still.store.status.written_history == 14)
     assert sorted(still.history()[10:]) == [
         (1, "ACTIVE", "CLOSED", "restore"),
@@ -290,7 +292,7 @@ def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
         (4, "IDLE", "SLEEP", "restore"),
     ]
     first, last = still.store.begin_run()
-    assert catch_up(still.store, found, first, last) == 0
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 0
 
 
 def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_idle_before(still: Rig) -> None:
@@ -306,10 +308,79 @@ def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_
     first, last = still.store.begin_run()
     assert first > last, "the run that was killed wrote no transition"
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert catch_up(still.store, found, first, last) == 2
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 2
     until(lambda: still.store.status.written_history == 5)
     assert still.history()[3:] == [(1, "IDLE", "SLEEP", "restore"), (3, "IDLE", "CLOSED", "restore")]
-    assert catch_up(still.store, found, *still.store.begin_run()) == 0
+    first, last = still.store.begin_run()
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 0
+
+
+def reconcile(rig: Rig, found: Inventory, span: tuple[int, int]) -> None:
+    """All of it, with parts of the daemon that have nothing to read."""
+    engine, nothing, filled = cast(Any, rig.engine), Mock(), Mock()
+    reconciler = Reconciler(
+        engine, rig.store, rig.dispatcher, nothing, nothing, nothing, nothing, End(), found, span, filled
+    )
+    reconciler.run()
+    assert filled.called
+
+
+def test_rows_are_put_back_before_the_history_of_a_killed_run_is_read(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.store.begin_run()
+    step = State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS
+    rig.store.add([HISTORY.pack(1, 5, key(1).pack(), 1, *step)])
+    rig.engine.carry_out = False
+    for number in (11, 12):
+        put_row(rig, number)
+    until(lambda: rig.store.status.written_history == 1)
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        age(database)
+    rig.engine.carry_out = True
+    rig.start()
+    rig.store.hold_history()
+    span = rig.store.begin_run()
+    found = take_inventory(rig.engine, rig.store, rig.store._boot_id)
+    read, asleep = rig.store.last_states, list[set[int]]()
+
+    def reading(first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
+        asleep.append({c.id for c in rig.engine.connections.values() if c.state is State.SLEEP})
+        return read(first, last)
+
+    monkeypatch.setattr(rig.store, "last_states", reading)
+    reconcile(rig, found, span)
+    assert asleep == [{11, 12}]
+    until(lambda: rig.store.status.written_history == 2)
+    assert rig.history()[1:] == [(1, "ACTIVE", "CLOSED", "restore")]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_history_of_a_run_that_ended_in_good_order_is_read_only_if_connections_are_missing(
+    tmp_path: Path, lost: bool
+) -> None:
+    before = Store(f"sqlite:///{tmp_path}/roost.db", lambda slept: None)
+    assert before.open() == ""
+    before.service_indexes(["a"])
+    before.begin_run()
+    before.start()
+    for number in (1, 2):
+        steps = State.STANDBY, State.IDLE, Cause.QUIET, 0, 0, 0, NO_ENDS
+        before.add([HISTORY.pack(number, 5, key(number).pack(), 1, *steps)])
+    before.close(left_open=2)
+    still = Rig(tmp_path / "roost.db", carry_out=False)
+    for number in (1,) if lost else (1, 2):
+        still.engine.add(key(number), number, State.IDLE)
+    still.store.hold_history()
+    span = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    said: list[str] = []
+    sa.event.listen(still.store._reader_engine, "before_cursor_execute", lambda *args: said.append(args[2].lower()))
+    reconcile(still, found, span)
+    assert any("history_1" in one for one in said) == lost
+    until(lambda: still.store.status.written_history == lost)
+    assert still.history()[2:] == [(2, "IDLE", "CLOSED", "restore")] * lost
+    still.close()
 
 
 def before_that_run(still: Rig, source: State, target: State, cause: Cause) -> None:
@@ -319,18 +390,15 @@ def before_that_run(still: Rig, source: State, target: State, cause: Cause) -> N
     still.store.begin_run()
 
 
-def test_one_that_has_woken_and_lost_its_row_before_it_is_asked_about_slept_all_the_same(
-    still: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_woken_and_lost_its_row_before_it_is_asked_about_slept_all_the_same(still: Rig) -> None:
     before_that_run(still, State.NONE, State.IDLE, Cause.RESTORE)
     still.engine.add(put_row(still, 1), 1, State.SLEEP)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     still.store.hold_history()
     named = still.store.put_last()
-    monkeypatch.setattr(still.store, "put_last", lambda: named)
     forget_row(still, 1)
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, named, first, last) == 1
     still.store.release_history()
     until(lambda: still.store.status.written_history == 2)
     assert still.history()[1] == (1, "IDLE", "SLEEP", "restore")
@@ -341,7 +409,7 @@ def test_one_that_slept_before_that_run_and_is_idle_now_woke_in_it(still: Rig) -
     still.engine.add(put_row(still, 1), 1, State.IDLE)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 1
     until(lambda: still.store.status.written_history == 2)
     assert still.history()[1] == (1, "SLEEP", "IDLE", "restore")
 
@@ -356,7 +424,7 @@ def test_a_sleeper_whose_end_was_written_and_whose_row_was_left_ends_once(still:
         put_row(still, number)
     first, last = still.store.begin_run()
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 1
     until(lambda: still.store.status.written_history == 3)
     assert still.history()[2:] == [(2, "SLEEP", "CLOSED", "restore")]
 
@@ -375,7 +443,7 @@ def test_what_a_predecessor_lacked_waits_for_nothing_that_is_held(still: Rig, mo
     still.store.add([unnumbered])
     flushed = Mock(return_value=False)
     monkeypatch.setattr(still.store, "flush", flushed)
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 1
     assert not flushed.called
     still.store.release_history()
     until(lambda: still.store.status.written_history == 3)
@@ -395,7 +463,7 @@ def test_what_a_predecessor_lacked_stands_before_what_came_meanwhile(still: Rig)
     still.store.add([wrote(State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA)])
     put_row(still, 2)
     assert still.store.status.written_history == 1, "it is held, and rows of sleepers are not"
-    assert catch_up(still.store, found, first, last) == 1
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 1
     still.store.release_history()
     until(lambda: still.store.status.written_history == 3)
     assert still.history()[1:] == [(1, "IDLE", "SLEEP", "restore"), (1, "SLEEP", "ACTIVE", "client-data")]

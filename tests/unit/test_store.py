@@ -913,6 +913,30 @@ def test_each_run_is_kept_with_its_first_row_its_end_and_what_it_dropped(
     assert [run[:3] for run in runs(database)] == [(1, 1, True), (2, 4, False), (3, next_one._history.next_row, False)]
 
 
+def test_what_a_run_left_open_is_known_if_its_history_has_all_of_it(
+    make: Callable[..., Store], database: Database
+) -> None:
+    def next_run(**options: Any) -> Store:
+        store = make(**options)
+        store.begin_run()
+        return store
+
+    first = next_run()
+    assert first.left_open() == -1, "there was none before"
+    first.close(left_open=7)
+    second = next_run(history_bound=0)
+    assert second.left_open() == 7
+    second.add([row(1, 1)])  # for which there is no room
+    assert second.status.dropped_history == 1
+    second.close(left_open=8)
+    killed = next_run()
+    assert killed.left_open() == -1
+    with killed._wake:  # as if it were gone
+        killed._run_number = None
+    killed.close(left_open=9)
+    assert next_run().left_open() == -1
+
+
 def test_a_run_that_begins_while_the_database_is_away_is_kept_once_it_is_there(
     make: Callable[..., Store], database: Database
 ) -> None:
