@@ -86,20 +86,24 @@ class Chunks:
         """Raises ExportError when they are another database's."""
         if not self._chunks:
             return
-        seq, *wanted = self._chunks[-1].last_row
+        name, (seq, *wanted) = self._source.name, self._chunks[-1].last_row
         found = row_at(connection, self._source, seq)
         if found is not None and found != wanted:
-            raise ExportError(
-                f"{self._root} has the {self._source.name} of another database: row {seq} is another there"
-            )
+            raise ExportError(f"{self._root} has the {name} of another database: row {seq} is another there; export to "
+                              "another directory")  # fmt: skip
+        if found is None and seq > (last := self._source.last(connection)):
+            raise ExportError(f"{self._root} has {name} up to row {seq}, and the database up to row {last}: it is "
+                              "another one, or was restored from an older copy; export to another "
+                              "directory")  # fmt: skip
 
-    def add(self, connection: Connection, names: Names, times: Times, told: Callable[[int], None]) -> Outcome:
+    def add(self, connection: Connection, times: Times, told: Callable[[int], None]) -> Outcome:
         """All that is committed and in no chunk yet. told: how many rows were added, after each chunk."""
         rows = missed = 0
         last = self._chunks[-1].last if self._chunks else 0
         for first, batches in chunks_after(connection, self._source, last + 1):
             tables, read = [], 0
             for batch in batches:
+                names = Names.read(connection)  # after the rows: a service may have come since those before them
                 tables.append(times.of(self._source.table(names, batch)))
                 read += len(batch)
             newest = batch[-1]

@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.export.chunks import Chunks, Outcome
 from control.export.columns import VERSION
 from control.export.files import ExportError, make_directory, problem_of, read_json, write_json, write_parts
-from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Names, Times
+from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Times
 from control.store.database import StoreError, open_engine, parse_url, reason, without_secrets
 from control.store.schema import REVISION, revisions
 
@@ -120,12 +120,11 @@ class Export:
             path.unlink(missing_ok=True)
 
     def _add(self, connection: Connection, times: Times, told: Callable[[str, int], None]) -> dict[str, Outcome]:
-        names = Names.read(connection)
         for chunks in self._tables.values():
             chunks.must_be_of(connection)
         done = {}
         for name, chunks in self._tables.items():
-            done[name] = chunks.add(connection, names, times, partial(told, name))
+            done[name] = chunks.add(connection, times, partial(told, name))
         (self._directory / _DIGESTS).unlink(missing_ok=True)
         digests = {}
         for name, schema, query in WHOLE:

@@ -21,6 +21,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from control.core.states import Cause, State
 from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS, TAGS
 from control.store import tagging
+from control.store.database import get_meta
+from control.store.history import last_row
 from control.store.schema import (
     attaches,
     audit,
@@ -140,14 +142,16 @@ def _or_null(values: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """tables: of the database, in order, which have its rows from one on. columns: of a batch of their rows. mark: the
-    column by which, with its time, a row is told from one of another database that has its number."""
+    """tables: of the database, in order, which have its rows from one on. last: the number of the last row that the
+    database was given, though it may be removed by now. columns: of a batch of their rows. mark: the column by which,
+    with its time, a row is told from one of another database that has its number."""
 
     name: str
     schema: pa.Schema
     tables: Callable[[Connection, int], Sequence[sa.Table | sa.Subquery]]
+    last: Callable[[Connection], int]
     columns: Callable[[Names, Sequence[Any]], list[Any]]
-    mark: str = "id"
+    mark: str
 
     def table(self, names: Names, rows: Sequence[Any]) -> pa.Table:
         """Rows of the database as `schema` has them."""
@@ -168,11 +172,17 @@ def _parts(connection: Connection, after: int) -> list[sa.Subquery]:
     return [sa.select(*columns_of_part(part)).subquery(part.name) for part in parts_after(connection, after)]
 
 
+def _appended(table: sa.Table, schema: pa.Schema, columns: Callable[[Names, Sequence[Any]], list[Any]],
+              mark: str) -> Source:  # fmt: skip
+    return Source(table.name, schema, lambda _connection, _after: [table],
+                  lambda connection: get_meta(connection, table.name) or 0, columns, mark)  # fmt: skip
+
+
 SOURCES: Final = (
-    Source("history", HISTORY, _parts, _history),
-    Source("attaches", ATTACHES, lambda _connection, _after: [attaches], _attaches),
-    Source("snapshots", SNAPSHOTS, lambda _connection, _after: [snapshots], _snapshots, "span_ms"),
-    Source("audit", AUDIT, lambda _connection, _after: [audit], _audit, "status"),
+    Source("history", HISTORY, _parts, last_row, _history, "id"),
+    _appended(attaches, ATTACHES, _attaches, "id"),
+    _appended(snapshots, SNAPSHOTS, _snapshots, "span_ms"),
+    _appended(audit, AUDIT, _audit, "status"),
 )
 
 

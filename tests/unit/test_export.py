@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,7 @@ import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
-from appliance.wire import ENDS, Key, pack_address
+from appliance.wire import ENDS, NO_ENDS, Key, pack_address
 from control.cli.export import command
 from control.core.states import Cause, State
 from control.export import files
@@ -305,6 +306,22 @@ def test_a_part_can_be_removed_while_the_export_writes_what_it_has_read(
     assert [one["seq"] for one in exported(tmp_path / "out")] == [*range(1, 66), *range(81, 131)]
 
 
+def test_a_service_that_comes_while_an_export_is_made_has_its_name(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 70)  # the second part has room for ten more
+
+    def adding(_table: str, rows: int) -> None:
+        if rows == 65:  # the first chunk
+            assert store.number_services(["late"]) == {"late": 3}
+            step = State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS
+            store.add([HISTORY.pack(9, BEGIN_MS, key(9).pack(), 3, *step)] * 10)
+            assert written(store)
+
+    Export(tmp_path / "out").add(database.url, None, None, adding)
+    assert [one["service"] for one in exported(tmp_path / "out")] == ["web"] * 70 + ["late"] * 10
+
+
 def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
     store: Store, database: Database, tmp_path: Path
 ) -> None:
@@ -356,7 +373,36 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
         refused("is not as an export writes it")
     content = json.loads(good)
     chunk.write_text(json.dumps({**content, "last_row": [content["last"], 4711, 1]}))
-    refused("has the history of another database: row 10 is another there")
+    refused("has the history of another database: row 10 is another there; export to another directory")
+
+
+@pytest.mark.parametrize("name", ["history", "attaches"])
+def test_a_database_that_does_not_have_the_last_row_yet_is_refused(
+    store: Store, database: Database, tmp_path: Path, name: str
+) -> None:
+    """It was restored from an older copy, or is a new one."""
+    add(store, 1, 10)
+    for _ in range(10):
+        store.append(Attach(BEGIN_MS, "api", "", "a:1", "", 7, "", 0, 0, 0, 0, None))
+    assert written(store)
+    out = tmp_path / "out"
+    Export(out).add(database.url, None, None, quiet)
+    (chunk,) = (out / name / "_chunks").iterdir()
+    content = json.loads(chunk.read_text())
+    chunk.write_text(json.dumps({**content, "last": 11, "last_row": [11, *content["last_row"][1:]]}))
+    said = (f"{out} has {name} up to row 11, and the database up to row 10: it is another one, or was restored from an "
+            "older copy; export to another directory")  # fmt: skip
+    with pytest.raises(ExportError, match=f"^{re.escape(said)}$"):
+        Export(out).add(database.url, None, None, quiet)
+
+
+def test_a_directory_goes_on_when_all_that_it_has_was_removed(store: Store, database: Database, tmp_path: Path) -> None:
+    add(store, 1, 10)
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
+    store._history._keep_ms = 1
+    prune_until(store, lambda: store.status.kept_history == 0)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, quiet)["history"]
+    assert (outcome.rows, outcome.missed, outcome.last) == (0, 0, 10)
 
 
 def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, database: Database, tmp_path: Path) -> None:
