@@ -181,6 +181,11 @@ class History:
     def kept_rows(self) -> int:
         return self._next_row - self._parts[0].first if self._parts else 0
 
+    @property
+    def begins_ms(self) -> int:
+        """The time of the oldest part, ms since 1970, as the transaction has it."""
+        return self._draft[0].first_at
+
     def load(self, connection: Connection) -> None:
         """What the database has; a part to write, where there is none."""
         self._view_lacks = True  # a part, perhaps: a reader may have kept it from being made anew

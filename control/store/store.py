@@ -689,9 +689,12 @@ class Store(Latest):
         cutoff = int((time.time() - self._keep_days * 86400) * 1000) if self._keep_days else 0
         self._history.begin()
         with self._writing("NORMAL") as connection:
-            connection.execute(sa.delete(successors).where(successors.c.at < cutoff))
             more = appended.prune(connection, cutoff, self._keep_bytes, PRUNE_ROWS)
             more |= self._history.prune(connection, PRUNE_ROWS)
+            # The oldest are found first, since numbers ascend: only where there are few the whole table is looked at.
+            old = sa.select(successors.c.id).where(successors.c.at < self._history.begins_ms).order_by(successors.c.id)
+            some = sa.delete(successors).where(successors.c.id.in_(old.limit(PRUNE_ROWS)))
+            more |= connection.execute(some).rowcount == PRUNE_ROWS
         with self._wake:
             self._history.settle()
         if not more:

@@ -29,7 +29,7 @@ from control.store import store as store_module
 from control.store.database import TAKES_PACKED, parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
-from control.store.schema import HISTORY, KEY, MAPPED, references_of
+from control.store.schema import HISTORY, KEY, MAPPED, SUCCESSOR, references_of
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.unit.fake_engine import key
@@ -373,6 +373,30 @@ def test_a_part_that_is_removed_while_it_is_read_is_left_out(make: Callable[...,
         assert [one["seq"] for one in found] == list(range(110, 50, -1))
         of_one = store._history.rows(connection, store._history.see(60, 10)._replace(parts=seen.parts), 60, 10)
         assert [one["seq"] for one in of_one] == [60], "of parts that are asked together"
+
+
+@pytest.mark.parametrize("keep", [{"keep_days": 1}, {"keep_days": 0, "keep_bytes": 2 * PART * module.ROW_BYTES}],
+                         ids=["days", "bytes"])  # fmt: skip
+def test_which_connection_followed_which_is_forgotten_with_the_history_some_rows_at_a_time(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch, keep: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(store_module, "PRUNE_ROWS", 10)
+    store, removed = make(**keep), list[int]()
+
+    def noting(*args: Any) -> None:
+        if "DELETE FROM successors" in args[2]:
+            removed.append(args[1].rowcount)
+
+    sa.event.listen(store._writer_engine, "after_cursor_execute", noting)
+    now = time.time_ns() // 1_000_000
+    times = [*(now - 3 * DAY_MS + n for n in range(2 * PART)), *(now - PART + n for n in range(PART))]
+    store.add([row(n, n, at=at) for n, at in enumerate(times, 1)],
+              keyed={("successors", n): SUCCESSOR.pack(n + 1, at) for n, at in enumerate(times, 1)})  # fmt: skip
+    assert written(store)
+    store.add([row(1, 1, at=now)])
+    prune_until(store, lambda: parts(database)[0] == 2 * PART + 1)
+    prune_until(store, lambda: database.execute("SELECT min(id) FROM successors") == [(2 * PART + 1,)])
+    assert (max(removed), sum(removed)) == (10, 2 * PART)
 
 
 @on_postgresql
