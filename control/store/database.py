@@ -36,7 +36,7 @@ SERVER_LIMITS: Final = {"connect_timeout": 3, "keepalives_idle": 2, "keepalives_
 """How long PostgreSQL's machine may be silent (libpq's parameters; s, the last one ms). A URL may say otherwise."""
 
 GIVE_WAY_S: Final = 0.2
-"""How long a change that can be made later waits for a lock: who asks for what it changes waits behind it."""
+"""How long a change that can be made later waits for a lock: later requests for the same table queue behind it."""
 
 _LOCKED: Final = "55P03"  # of PostgreSQL's errors: lock_not_available
 
