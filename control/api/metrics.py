@@ -343,8 +343,9 @@ class Counted:
             nonlocal begun
             begun = True
             route = scope.get("route")
-            fits = route is not None and scope["method"] in route.methods
-            path, method = route.path if route is not None else "", scope["method"] if fits else ""
+            asked = scope.get("method", "GET")  # a WebSocket begins as that
+            fits = route is not None and asked in getattr(route, "methods", (asked,))
+            path, method = route.path if route is not None else "", asked if fits else ""
             self._metrics.answered(method, path, code, time.perf_counter() - began)
 
         async def counting(message: Message) -> None:

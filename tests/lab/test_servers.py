@@ -28,10 +28,9 @@ HELD_S = 0.2  # RETRY_MS of cext/life/links.c
 
 
 @BOTH
-def test_clients_are_refused_at_once_while_no_server_is_up_where_the_policy_says_so(
+def test_figure_22_clients_are_refused_at_once_while_no_server_is_up_where_the_policy_says_so(
     box: EngineLab, family: int
 ) -> None:
-    """Figure 22."""
     with servers_of(box, family, refuse_down=True) as servers:
         for server in servers.all:
             box.engine.mark_server(SERVICE[family], server, up=False)

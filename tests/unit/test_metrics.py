@@ -11,14 +11,16 @@ import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY, Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import WebSocketRoute
 
 from appliance.wire import Census
 from cext._engine import ffi, lib
 from control.api import metrics as module
-from control.api.metrics import COUNTERS, GAUGES, TABLE, Metrics, families, find
+from control.api.metrics import COUNTERS, GAUGES, TABLE, Counted, Metrics, families, find
 from control.channel.attention import WATCHED
 from control.core.access import Role
 from control.core.states import State
@@ -251,6 +253,17 @@ def test_answers_are_counted_by_route_and_never_by_what_a_stranger_makes_up() ->
 
 
 # -- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_websocket_is_counted_and_is_the_one_that_the_log_tells() -> None:
+    async def fails(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise RuntimeError("this one")
+
+    metrics = Mock()
+    scope = {"type": "websocket", "route": WebSocketRoute("/v1/control", fails)}
+    with pytest.raises(RuntimeError, match="this one"):
+        asyncio.run(Counted(fails, metrics)(scope, Mock(), Mock()))
+    metrics.answered.assert_called_once_with("GET", "/v1/control", 500, ANY)
 
 
 def test_rules_and_documents_are_those_of_the_tables() -> None:
