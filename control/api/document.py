@@ -12,7 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from appliance import __version__
-from control.api.access import ACCESS, Access
+from control.api.access import ACCESS, ATTACH, Access
 from control.api.access import EVENTS as EVENTS_PATH
 from control.api.stream import LAST_MAX
 from control.channel.answers import ALWAYS, ANSWERS, EVENTS, JSON, MEANINGS, Answer
@@ -23,7 +23,8 @@ from control.core.states import State
 
 ABOUT: Final = (
     "Connections of clients, awake and asleep: what there is, what happened, and what is to become of them. "
-    "docs/api.md says more. A field or a parameter that is not in here is refused; so is a parameter that comes twice."
+    "docs/api.md says more. A field or a parameter that is not in here is refused; so is a parameter that comes twice. "
+    "GET /v1/control is a WebSocket for all of these."
 )
 
 _REF: Final = "#/components/schemas/{model}"
@@ -53,6 +54,12 @@ _RETRY: Final = {
     "Retry-After": {
         "description": "s until another attempt is worth it",
         "schema": {"type": "integer", "minimum": 1},
+    }
+}
+_UPGRADED: Final = {
+    "101": {
+        "description": "where `Connection: Upgrade` and `Upgrade: roost` asked for it: what follows are the bytes of "
+        "either side"
     }
 }
 _ETAG: Final = {"ETag": {"description": "the version of the rules, for If-Match", "schema": {"type": "string"}}}
@@ -120,6 +127,7 @@ def _operation(access: Access, answer: Answer, found: dict[str, Any], kinds: dic
         "parameters": list(parameters),
         **body,
         "responses": {
+            **(_UPGRADED if access.path == ATTACH else {}),
             str(answer.status): {
                 "description": answer.summary,
                 "headers": _ETAG if answer.etag else {},

@@ -77,7 +77,8 @@ def become(user: tuple[int, int]) -> None:
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, 0)
         try:
-            os.setgroups([])
+            if os.getgroups():  # within a user namespace (PrivateUsers=) none may be set, and there are none
+                os.setgroups([])
             os.setresgid(user[1], user[1], user[1])
             os.setresuid(user[0], user[0], user[0])
         except OSError as error:  # systemd knows but the unit's own user
@@ -149,8 +150,9 @@ def run(config: Config) -> None:
 
 async def _until_renewed(api: Api) -> None:
     """Its key may be root's alone, and this process is root's no more: it ends, to be begun again."""
-    read = api.changed_at()
-    while api.changed_at() == read:
+    read = before = api.changed_at()
+    while (now := api.changed_at()) == read or now != before:  # a certificate and its key are not written at once
+        before = now
         await asyncio.sleep(LOOK_S)
     log.info("the certificate, its key or client_ca has changed: the API ends, to begin with what is there now")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from errno import ELOOP, ENOENT, ENOTCONN
 from typing import Final
@@ -28,6 +28,9 @@ from control.store.store import Store
 
 TOLD: Final = 8
 """Of several connections of one client's port."""
+
+LOOK_S: Final = 5.0
+"""How long a thread waits until connections have been looked for by their numbers."""
 
 DIGITS: Final = 19
 """Of the largest number. Python reads some thousand at most, and fails then."""
@@ -53,6 +56,17 @@ def _sleeping_ids(store: Store, events: Iterable[Event]) -> dict[bytes, int]:
     if not sought or store.status.error:
         return {}
     return store.sleeping_ids(sought)
+
+
+def _looked(look: Future[dict[int, Event]]) -> dict[int, Event]:
+    """What a look found, for a thread. Raises OperationError, 429, 503."""
+    try:
+        return look.result(LOOK_S)
+    except TimeoutError:
+        raise OperationError(429, f"connections are still being looked for by their numbers after {LOOK_S:g} s; an "
+                                  "address is found at once") from None  # fmt: skip
+    except CancelledError:
+        raise OperationError(503, "the daemon ends") from None
 
 
 def _number(name: str) -> int | None:
@@ -159,7 +173,11 @@ class Locator:
     def locate(self, name: str) -> Located:
         """The connection with this number, ``client-address:port``, or name with its domain."""
         asleep, look = self._by_number([name])
-        return self._locate(name, asleep | look.result())
+        return self._locate(name, asleep | _looked(look))
+
+    def stop(self) -> None:
+        """Numbered.stop."""
+        self._numbered.stop()
 
     async def located(self, name: str) -> Located:
         """`locate`, for an event loop: no thread waits for a look at the engine's connections."""
@@ -205,7 +223,7 @@ class Locator:
         """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all. What is not
         named by its number may have 0 for it."""
         asleep, look = self._by_number(names)
-        by_number = asleep | look.result()
+        by_number = asleep | _looked(look)
         for name in names:
             try:
                 yield name, self._locate(name, by_number, numbers_wanted=False)

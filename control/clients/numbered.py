@@ -36,6 +36,12 @@ class Numbered:
         """That which has not begun."""
         self._rested_s = 0.0
         """When the next may begin, by time.monotonic()."""
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Waits for a look; none begins any more, and who waits for one is told that it is cancelled."""
+        self._over.set()
+        self._thread.shutdown(cancel_futures=True)
 
     def find(self, numbers: Collection[int]) -> Future[dict[int, Event]]:
         """By number, those of these that are awake or in IDLE, and maybe others. Several callers may get the same
@@ -49,11 +55,14 @@ class Numbered:
                 raise OperationError(429, "too many connections are being looked for by their numbers already; an "
                                           "address is found at once")  # fmt: skip
             self._wanted.update(numbers)
+            if self._over.is_set():
+                raise OperationError(503, "the daemon ends")
             self._look = self._look or self._thread.submit(self._find)
             return self._look
 
     def _find(self) -> dict[int, Event]:
-        time.sleep(max(self._rested_s - time.monotonic(), 0))
+        if self._over.wait(max(self._rested_s - time.monotonic(), 0)):
+            raise OperationError(503, "the daemon ends")
         with self._changing:
             wanted, self._wanted, self._look = frozenset(self._wanted), set(), None
         found, began_s = dict[int, Event](), time.monotonic()

@@ -343,6 +343,7 @@ class Daemon:
             asyncio.run(serving.run())
         finally:
             jobs.stop()
+            locator.stop()
             for thread in working:
                 thread.join(2)
             reconciling.join(RECONCILED_S)  # what it has begun to put back is in the table before the engine ends

@@ -8,6 +8,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from errno import ENOSPC, EOPNOTSUPP, ESTALE
 from typing import Final, NamedTuple
 
@@ -37,6 +38,9 @@ log = logging.getLogger("roost.daemon")
 
 READ_AGAIN_S: Final = 5.0
 """Between two attempts to read what is needed from a database that could not be read at start."""
+
+FLUSH_S: Final = 30.0
+"""How long what was added to the history may take to be written."""
 
 PUT_BACK_S: Final = 5.0
 """How long the engine may take to carry out a page of insertions."""
@@ -122,14 +126,24 @@ class Reconciler:
                        reach.forget_withdrawn)  # fmt: skip
             while not all(read() for read in reading) and not self._end.has_come:
                 time.sleep(READ_AGAIN_S)
+            if self._end.has_come:
+                return
             self._grouping.look_at_all()
             # Last: it reads all that the last run has written, minutes for 100,000,000 rows.
             if lacks and (missing := catch_up(self._store, self._found, named, first, last)):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             self._store.release_history()
+            if last and not self._end.has_come:
+                self._note_caught_up(last)
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._end.fail(f"reconciling with the store: {error}")
+
+    def _note_caught_up(self, last: int) -> None:
+        """Once what was added is written. Else the next start reads the same again."""
+        with suppress(StoreError):
+            if self._store.flush(FLUSH_S):
+                self._store.note_caught_up(last)
 
     def _later(self) -> bool:
         """Whether rows that could not be read at start are from before a reboot; once they can be read."""

@@ -181,10 +181,12 @@ class History:
     def kept_rows(self) -> int:
         return self._next_row - self._parts[0].first if self._parts else 0
 
-    @property
-    def begins_ms(self) -> int:
-        """The time of the oldest part, ms since 1970, as the transaction has it."""
-        return self._draft[0].first_at
+    def begins_ms(self, connection: Connection) -> int:
+        """The time of the oldest row, ms since 1970, as the transaction has it; 0: it has none, or one that a clock
+        which was ahead gave."""
+        oldest = self._draft[0].table.c
+        at: int = connection.scalar(sa.select(oldest.at).order_by(oldest.seq).limit(1)) or 0
+        return at if at <= time.time_ns() // 1_000_000 else 0
 
     def load(self, connection: Connection) -> None:
         """What the database has; a part to write, where there is none."""

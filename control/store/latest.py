@@ -85,9 +85,11 @@ class Latest(Reader):
 
     def flush(self, timeout_s: float = 1.0) -> bool:
         """Wait until all the history, appended rows and rows of schema.KEYED that were queued by now are committed;
-        whether they are. A database that cannot be written is not waited for."""
+        whether they are. A database that cannot be written is not waited for; nor is history that is held, and what
+        was appended meanwhile."""
         with self._wake:
-            rows, changes = self._queues.queued_rows, self._queues.queued_keyed
+            rows = 0 if self._queues.held else self._queues.queued_rows
+            changes = self._queues.queued_keyed
 
             def settled() -> bool:
                 return self._settled_rows >= rows and self._settled_keyed >= changes

@@ -28,6 +28,9 @@ ms."""
 LEFT_OPEN: Final = "left open"
 """In `meta`: what `left_open` is of the last run that ended in good order."""
 
+CAUGHT_UP: Final = "caught up"
+"""In `meta`: the last row of the runs of which the history has what became of each connection (`note_caught_up`)."""
+
 COOKIE_SECRET: Final = ("cookies-1", "cookies-2")
 """In `meta`: a secret that machines with the same database share."""
 
@@ -77,9 +80,16 @@ def agree_on_services(connection: Connection, wanted: Mapping[str, int]) -> None
 
 
 def begin_run(connection: Connection, owner: Owner, started: int, last: int) -> tuple[int, int]:
-    """(number of this run, first row of history of the one before it, 0: there was none). last: the last row before."""
+    """(number of this run, first row of history of the one before it, or of those of which it has not caught up with
+    the history; 0: there was none). last: the last row before."""
     before = connection.execute(sa.select(runs.c.run, runs.c.first).order_by(runs.c.run.desc()).limit(1)).first()
     number, first = (before.run + 1, before.first) if before else (1, 0)
+    if before is None:
+        note_caught_up(connection, last)
+    elif (caught_up := get_meta(connection, CAUGHT_UP)) is not None:
+        first = min(first, caught_up + 1)
+    else:
+        note_caught_up(connection, first - 1)
     connection.execute(
         sa.insert(runs).values(run=number, instance=owner.instance, host=owner.host, version=__version__,
                                started=started, first=last + 1, dropped=0)
@@ -119,11 +129,18 @@ def end_run(connection: Connection, number: int, dropped: int, left_open: int) -
 
 def left_open(connection: Connection) -> int:
     """How many connections are awake or in IDLE by the history of the run before the last one; -1: it may lack rows,
-    for the run was killed, or there was no room for them."""
-    query = sa.select(runs.c.ended, runs.c.dropped).order_by(runs.c.run.desc())
+    for the run was killed, or had not caught up with the one before it, or there was no room for them."""
+    query = sa.select(runs.c.first, runs.c.ended, runs.c.dropped).order_by(runs.c.run.desc())
     before = connection.execute(query.limit(1).offset(1)).first()
-    known = None if before is None or before.ended is None or before.dropped else get_meta(connection, LEFT_OPEN)
-    return -1 if known is None else known
+    if before is None or before.ended is None or before.dropped:
+        return -1
+    caught_up, known = (get_meta(connection, key) for key in (CAUGHT_UP, LEFT_OPEN))
+    return -1 if known is None or (caught_up or 0) + 1 < before.first else known
+
+
+def note_caught_up(connection: Connection, last: int) -> None:
+    """The history as far as this row has what became of each connection."""
+    set_meta(connection, CAUGHT_UP, last)
 
 
 def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:

@@ -425,6 +425,11 @@ class Store(Latest):
         )
         return first
 
+    def note_caught_up(self, last: int) -> None:
+        """starting.note_caught_up. Raises StoreError."""
+        with self._changing() as connection:
+            starting.note_caught_up(connection, last)
+
     def has_rows_of_another_boot(self, boot: str) -> bool:
         """starting.has_rows_of_another_boot. Raises StoreError."""
         with self._changing() as connection:
@@ -692,7 +697,8 @@ class Store(Latest):
             more = appended.prune(connection, cutoff, self._keep_bytes, PRUNE_ROWS)
             more |= self._history.prune(connection, PRUNE_ROWS)
             # The oldest are found first, since numbers ascend: only where there are few the whole table is looked at.
-            old = sa.select(successors.c.id).where(successors.c.at < self._history.begins_ms).order_by(successors.c.id)
+            begins_ms = self._history.begins_ms(connection)
+            old = sa.select(successors.c.id).where(successors.c.at < begins_ms).order_by(successors.c.id)
             some = sa.delete(successors).where(successors.c.id.in_(old.limit(PRUNE_ROWS)))
             more |= connection.execute(some).rowcount == PRUNE_ROWS
         with self._wake:

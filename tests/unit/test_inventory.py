@@ -302,6 +302,7 @@ def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_
     still.store.add([wrote(1, State.IDLE), wrote(2, State.SLEEP), wrote(3, State.IDLE)])
     until(lambda: still.store.status.written_history == 3)
     still.store.begin_run()
+    still.store.note_caught_up(3)
     for number in (1, 2):  # the second one's row was put anew, as after a reboot
         still.engine.add(put_row(still, number), number, State.SLEEP)
     put_row(still, 3)  # it woke, and ended
@@ -353,6 +354,7 @@ def test_rows_are_put_back_before_the_history_of_a_killed_run_is_read(
     assert asleep == [{11, 12}]
     until(lambda: rig.store.status.written_history == 2)
     assert rig.history()[1:] == [(1, "ACTIVE", "CLOSED", "restore")]
+    assert rig.store.begin_run()[0] == 2, "what the killed run left is not read again"
 
 
 @pytest.mark.parametrize("lost", [False, True])

@@ -13,7 +13,7 @@ import pytest
 
 from appliance.engine import EngineError
 from appliance.wire import Event, Sought
-from control.clients import numbered
+from control.clients import locate, numbered
 from control.clients.giving import Giving
 from control.config import parse
 from control.core.errors import OperationError
@@ -30,7 +30,8 @@ ABSENT = "99"
 
 
 @pytest.fixture
-def rig(sqlite: Sqlite) -> Iterator[Rig]:
+def rig(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(numbered, "REST", 0)
     made = Rig(cast(Database, sqlite))
     made.engine.add(key(1), 1, State.IDLE)
     made.naming.give("1", "a")
@@ -141,6 +142,43 @@ def test_so_many_numbers_may_wait_and_no_more(rig: Rig, monkeypatch: pytest.Monk
         looks.end.set()
         assert (await first).id == 1
         assert [isinstance(one, OperationError) for _, one in rig.locator.locate_many(["1", "99"])] == [False, True]
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_waits_for_a_look_no_longer_than_it_may(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locate, "LOOK_S", 0.01)
+
+    async def scenario() -> None:
+        looks = Looks(rig, monkeypatch)
+        with pytest.raises(OperationError, match="an address is found at once") as refused:
+            await asyncio.to_thread(rig.locator.locate, "1")
+        assert refused.value.status == 429
+        looks.end.set()
+
+    asyncio.run(scenario())
+
+
+def test_the_end_waits_for_a_look_and_refuses_those_that_have_not_begun(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the engine would be closed while it is asked."""
+
+    async def scenario() -> None:
+        looks = Looks(rig, monkeypatch)
+        first = asyncio.create_task(rig.locator.located("1"))
+        await looks.first()
+        late = asyncio.create_task(asyncio.to_thread(rig.locator.locate, "1"))
+        await looks.all_asked(2)
+        ending = asyncio.create_task(asyncio.to_thread(rig.locator.stop))
+        with pytest.raises(OperationError, match="the daemon ends"):
+            await late
+        assert not ending.done()
+        looks.end.set()
+        await ending
+        assert (await first).id == 1
+        with pytest.raises(OperationError, match="the daemon ends"):
+            rig.locator.locate("1")
 
     asyncio.run(scenario())
 

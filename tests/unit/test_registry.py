@@ -48,6 +48,7 @@ from tests.databases import Cluster, Database, Postgres, written
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, key
 from tests.unit.test_absence import absence
+from tests.unit.test_store import row
 
 CONFIG = """
 [attach]
@@ -331,6 +332,16 @@ def test_a_name_that_cannot_be_written_is_not_given(rig: Rig, monkeypatch: pytes
     with pytest.raises(RegistryError, match="disk full"):
         rig.registry.remove("a")
     assert rig.wanted(Name("a.roost")) == ENOENT
+
+
+def test_a_name_is_given_while_history_waits_for_what_a_killed_run_left(rig: Rig) -> None:
+    """As long as a start reads what that one wrote."""
+    rig.engine.add(key(1), 1, State.IDLE)
+    rig.store.hold_history()
+    rig.store.add([row(1, 1)])
+    rig.naming.give("1", "a")
+    assert set(rig.registry.all()) == {"a"}
+    assert rig.store.status.pending_history == 1
 
 
 def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:

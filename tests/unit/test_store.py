@@ -897,6 +897,7 @@ def test_each_run_is_kept_with_its_first_row_its_end_and_what_it_dropped(
     assert runs(database) == [(1, 1, True, 0)]
     killed = make(history_bound=5)
     assert killed.begin_run() == (1, 3)
+    killed.note_caught_up(3)
     with database.locked():
         killed.add([row(n, n) for n in range(1, 8)], [sleeper(1, 1)])
         until(lambda: killed.status.error)
@@ -935,6 +936,27 @@ def test_what_a_run_left_open_is_known_if_its_history_has_all_of_it(
         killed._run_number = None
     killed.close(left_open=9)
     assert next_run().left_open() == -1
+
+
+def test_a_run_that_ended_before_it_had_caught_up_leaves_that_to_the_next(make: Callable[..., Store]) -> None:
+    killed = make()
+    killed.begin_run()
+    killed.add([row(1, 1)])
+    assert written(killed)
+    with killed._wake:  # as if it were gone
+        killed._run_number = None
+    killed.close()
+    late = make()
+    assert late.begin_run() == (1, 1)
+    late.add([row(2, 2)])
+    assert written(late)
+    late.close(left_open=1)
+    last = make()
+    assert last.begin_run() == (1, 2)
+    assert last.left_open() == -1
+    last.note_caught_up(2)
+    last.close(left_open=0)
+    assert make().begin_run() == (3, 2)
 
 
 def test_a_run_that_begins_while_the_database_is_away_is_kept_once_it_is_there(

@@ -279,7 +279,7 @@ def test_without_java_one_sentence_says_what_to_install(
 @pytest.mark.parametrize("package", ["matplotlib", "pyspark.sql"])
 def test_what_is_not_installed_is_said_before_anything_is_read(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(session.SparkError, match=r"needs pyspark and matplotlib .*roost\[reports\]"):
+    with pytest.raises(session.SparkError, match=r"needs pyspark and .*: pip install pyspark pyarrow matplotlib"):
         session.start()
 
 
