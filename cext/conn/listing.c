@@ -13,6 +13,7 @@
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
 #define POSITIONS_A_PART 16384 /* the engine's thread stands still for some 0.3 ms */
 #define LATE_COST 16           /* of a look-up, in positions */
+#define NUMBER_COST 4          /* of a position whose connection's number is looked for: its record, and a search */
 #define EMPTY_COST 8           /* so many positions of empty buckets cost as much as one in use */
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
 
@@ -206,7 +207,7 @@ static bool list_late(struct roost_engine *e, const struct roost_listing *l, con
 }
 
 int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max) {
-    uint32_t count = 0, looked_at = 0;
+    uint32_t count = 0, looked_at = 0, cost = l->sought.number_count ? NUMBER_COST : 1;
     bool room = true;
     roost_lock(e);
     uint64_t positions = roost_table_positions(&e->table), end = PLACES + positions;
@@ -220,7 +221,7 @@ int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, ui
             on = list_slot(e, l, most < positions ? most : positions, events, max, &count, &room);
         }
         l->at += on;
-        looked_at += 1 + on / EMPTY_COST;
+        looked_at += (1 + (uint32_t)(on / EMPTY_COST)) * cost;
     }
     if (!l->through && l->at >= end) {
         l->through = true;

@@ -77,7 +77,7 @@ def become(user: tuple[int, int]) -> None:
             with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, 0)
         try:
-            if os.getgroups():  # within a user namespace (PrivateUsers=) none may be set, and there are none
+            if {*os.getgroups()} - {user[1]}:  # within systemd's user namespace (PrivateUsers=) none may be set
                 os.setgroups([])
             os.setresgid(user[1], user[1], user[1])
             os.setresuid(user[0], user[0], user[0])
