@@ -11,8 +11,9 @@ Each request is made by one client of the API's process, over loopback without T
                     addresses at random), by silence, and by service; `page_network_...` and so on, of each
 
     stream_events_per_s, stream_10_events_per_s
-                    events that one listener of GET /v1/events has, and each of ten, while `STREAM_RATE` transitions a
-                    second are written; stream_lost: of those numbers that the one had, how many are missing or double
+                    events that one listener of GET /v1/events has, and each of ten at least, while `STREAM_RATE`
+                    transitions a second are written; stream_lost: of those numbers that the one had, how many are
+                    missing or double
     bulk_wake_per_s, bulk_sleep_per_s
                     a job that wakes `BULK` clients in SLEEP, named one by one, and one that puts them to sleep again,
                     at `BULK_RATE`: how many were done, over the time that the job took
@@ -251,7 +252,7 @@ def pages(asked: Asked, query: dict[str, Any]) -> list[float]:
 
 
 def streamed(born: Nursery, api: Asked, listeners: int) -> tuple[float, int]:
-    """Events a second that each has, while they come at once; numbers that the first one missed, or had twice."""
+    """Events a second that each has at least; numbers that the first one missed, or had twice."""
     socks = []
     for _ in range(listeners):
         sock = api.opened()
@@ -276,7 +277,7 @@ def streamed(born: Nursery, api: Asked, listeners: int) -> tuple[float, int]:
     for sock in socks:
         sock.close()
     wrong = sum(after != before + 1 for before, after in pairwise(numbers))
-    return sum(counts.values()) / STREAM_S / listeners, wrong
+    return min(counts.values()) / STREAM_S, wrong
 
 
 def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Report) -> None:

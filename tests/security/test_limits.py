@@ -379,11 +379,12 @@ def test_the_daemon_counts_what_is_beyond_its_limits_and_says_whose_it_was() -> 
         daemon = lab.daemon({**config, "limits": few})
 
         def ask(space: str, ifname: str, port: int, word: bytes) -> bytes:
-            with lab.enter(space):
-                sock = socket.create_connection((lab.address("box", ifname), port), 5)
-            with sock, suppress(ConnectionResetError):
-                sock.sendall(word)
-                return sock.recv(100)
+            with suppress(ConnectionResetError):  # also before connect() has returned
+                with lab.enter(space):
+                    sock = socket.create_connection((lab.address("box", ifname), port), 5)
+                with sock:
+                    sock.sendall(word)
+                    return sock.recv(100)
             return b"reset"
 
         def all_of(port: int, word: bytes = b"") -> list[bytes]:
