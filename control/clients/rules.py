@@ -260,6 +260,7 @@ class Rules:
         numbers = dict(zip(new, self._free_numbers(), strict=False))
         if not numbers:
             return ""
+        self._must_be_loaded()
         wanted = {**self.groups, **numbers}
         try:
             compiled = compile_rules(self.state.rules, services, config, wanted)
@@ -284,9 +285,13 @@ class Rules:
         self._note(self._problems(self.state.rules, compiled, {}))
         return ""
 
-    def _write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
-        if not self.loaded:  # the database may have others
+    def _must_be_loaded(self) -> None:
+        """Else the database may have other groups."""
+        if not self.loaded:
             raise OperationError(503, self.error)
+
+    def _write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
+        self._must_be_loaded()
         try:
             self._store.write_groups(wanted)
         except StoreError as error:
