@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -79,16 +79,23 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(stack, directory)
 
 
-def report(data: Path, out: Path, master: str) -> subprocess.Popen[str]:
+@contextmanager
+def report(data: Path, out: Path, master: str) -> Iterator[subprocess.Popen[str]]:
+    """It does not outlast the test, whatever ends that; Java ends with it."""
     argv = [sys.executable, "-m", "control.cli.main", "report", str(data), "--out", str(out), "--master", master,
             "--scratch", str(out.parent), "--memory", "700m"]  # fmt: skip
     env = {**python_environment(), "SPARK_LOCAL_IP": "127.0.0.1"}
-    return subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env)
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def ended(process: subprocess.Popen[str]) -> None:
-    told = process.communicate(timeout=1000)[1]
-    assert process.returncode == 0, told
+def make_report(data: Path, out: Path, master: str) -> None:
+    with report(data, out, master) as process:
+        told = process.communicate(timeout=1000)[1]
+        assert process.returncode == 0, told
 
 
 def same(one: Path, other: Path) -> None:
@@ -107,19 +114,19 @@ def same(one: Path, other: Path) -> None:
 def test_a_cluster_makes_the_same_tables_and_a_killed_worker_changes_nothing(tmp_path: Path, cluster: Cluster) -> None:
     data = tmp_path / "data"
     make(data, ROWS)
-    ended(report(data, tmp_path / "local", "local[2]"))
-    ended(report(data, tmp_path / "cluster-out", cluster.url))
+    make_report(data, tmp_path / "local", "local[2]")
+    make_report(data, tmp_path / "cluster-out", cluster.url)
     same(tmp_path / "local", tmp_path / "cluster-out")
 
-    process = report(data, tmp_path / "killed", cluster.url)
     killed = threading.Event()
-    assert process.stderr is not None
-    told = []
-    for line in process.stderr:
-        told.append(line)
-        if "finding how long" in line and not killed.is_set():  # it has rows to lose that are sorted
-            time.sleep(2)
-            cluster.kill(cluster.workers[0])
-            killed.set()
-    assert (process.wait(), killed.is_set()) == (0, True), told
+    with report(data, tmp_path / "killed", cluster.url) as process:
+        assert process.stderr is not None
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if "finding how long" in line and not killed.is_set():  # it has rows to lose that are sorted
+                time.sleep(2)
+                cluster.kill(cluster.workers[0])
+                killed.set()
+        assert (process.wait(), killed.is_set()) == (0, True), told
     same(tmp_path / "local", tmp_path / "killed")
