@@ -399,6 +399,17 @@ def test_which_connection_followed_which_is_forgotten_with_the_history_some_rows
     assert (max(removed), sum(removed)) == (10, 2 * PART)
 
 
+@pytest.mark.parametrize("ahead_ms", [-3 * DAY_MS, DAY_MS], ids=["older than its part", "by a clock that was ahead"])
+def test_which_connection_followed_which_is_kept_while_the_oldest_row_tells_of_no_later_time(
+    make: Callable[..., Store], database: Database, ahead_ms: int
+) -> None:
+    store, now = make(), time.time_ns() // 1_000_000
+    store.add([row(1, 1, at=now + ahead_ms)], keyed={("successors", 1): SUCCESSOR.pack(2, now - 2 * DAY_MS)})
+    assert written(store)
+    store._prune()
+    assert database.execute("SELECT id FROM successors") == [(1,)]
+
+
 @on_postgresql
 @pytest.mark.parametrize("relation", ["history_1", "history"], ids=["part", "view"])
 def test_a_long_reader_on_postgresql_delays_the_removal_of_parts_and_nothing_else(
