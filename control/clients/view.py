@@ -255,7 +255,8 @@ class View:
         tags: dict[str, list[str]] = {}
         try:
             names = self._names.names_of([one["id"] for one in shown if one["id"]])
-            tags = self._names.tags_of([name for several in names.values() for name in several])
+            if names:
+                tags = self._names.tags_of([name for several in names.values() for name in several])
         except RegistryError:
             names = {}
         for one in shown:

@@ -2,7 +2,7 @@
 """The history of transitions, in parts: tables that are written one after the other and removed whole.
 
 A part that is being written has no index on the connections' numbers, which would cost a page of the log for nearly
-each row; the numbers of its rows are in memory, eight bytes each, and are searched there. A part that is full gets the
+each row; the numbers of its rows are in memory (numbers.py), and are searched there. A part that is full gets the
 index in one sort. So a row costs the same whatever the history has grown to, and so does removing it.
 
 What `load`, `write` and `prune` do counts once `settle` was called, after the commit; `begin` forgets
@@ -15,11 +15,12 @@ import json
 import logging
 import struct
 import time
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
@@ -27,6 +28,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from control.core.states import State
 from control.store.database import StoreError, change_if_free, sessions_with
 from control.store.history_rows import insert_history
+from control.store.numbers import Numbers
 from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts, references_of
 
 log = logging.getLogger("roost.store")
@@ -48,7 +50,6 @@ ASKED_PARTS: Final = 64
 """In one statement for the rows of one connection: of 265 parts 17 ms beside a busy thread, 60 where each is asked by
 itself."""
 
-_ID: Final = struct.Struct("=Q")
 _AT: Final = struct.Struct("=8xQ")  # of schema.HISTORY
 _TYPES: Final = {column.name: column.type.compile() for column in history_part(0).columns}
 _NAMES: Final = tuple(_TYPES)
@@ -74,13 +75,16 @@ def _newest(connection: Connection, parts: Sequence[sa.Table], which: str, value
     of, sqlite = _WHICH[connection.dialect.name][which], connection.dialect.name == "sqlite"
     mark = "?" if sqlite else "%s"
     last = f"ORDER BY seq DESC LIMIT {mark}"
-    each = (f"SELECT * FROM ({_all_columns(part)} WHERE {of} {last}) AS of_part" for part in parts)
-    rows = f"{' UNION ALL '.join(each)} {last}"
-    values = (json.dumps(value) if sqlite and which == "these" else value, most) * len(parts) + (most,)
+    each = [f"{_all_columns(part)} WHERE {of} {last}" for part in parts]
+    values = (json.dumps(value) if sqlite and which == "these" else value, most) * len(parts)
+    rows = each[0]
+    if len(each) > 1:
+        rows = " UNION ALL ".join(f"SELECT * FROM ({one}) AS of_part" for one in each) + f" {last}"
+        values += (most,)
     if not sqlite:
         return connection.exec_driver_sql(rows, values)
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # in order, since there is a limit
-    found: list[list[Any]] = json.loads(connection.exec_driver_sql(text, values).scalar_one())
+    found: list[list[Any]] = orjson.loads(connection.exec_driver_sql(text, values).scalar_one())
     return found
 
 
@@ -127,7 +131,7 @@ def _behind(connection: Connection, part: sa.Table, seq: int, most: int) -> list
         return list(connection.exec_driver_sql(text, (seq, most)))
     rows = f"{_all_columns(part)} WHERE seq > ? ORDER BY seq LIMIT ?"
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # see _newest
-    found: list[list[Any]] = json.loads(connection.exec_driver_sql(text, (seq, most)).scalar_one())
+    found: list[list[Any]] = orjson.loads(connection.exec_driver_sql(text, (seq, most)).scalar_one())
     return list(found)
 
 
@@ -164,7 +168,7 @@ class History:
         self._keep_rows = keep_bytes // ROW_BYTES
         self._part_ms = min(PART_MS, self._keep_ms // 8 or PART_MS)
         self._parts: tuple[Part, ...] = ()
-        self._ids = bytearray()  # of the part that is being written
+        self._ids = Numbers()  # of the part that is being written
         self._next_row = 1
         self._cut_said = False
         self._view_lacks = False
@@ -196,7 +200,7 @@ class History:
             Part(history_part(row.first, row.layout), row.first, row.first_at, row.last or 0, row.last_at or 0)
             for row in rows
         ]
-        self._draft_ids, self._draft_began = bytearray(), True
+        self._draft_ids, self._draft_began = Numbers(), True
         self._draft_next = self._draft[-1].last + 1 if self._draft else 1
         if self._draft and not self._draft[-1].last:
             first, of = self._draft[-1].first, self._draft[-1].table.c
@@ -205,7 +209,7 @@ class History:
             if not self._written and not whole:
                 self._remove(connection, self._draft[-1])
             elif self._written < LOADED_ROWS and whole:
-                self._draft_ids += array("Q", connection.scalars(sa.select(of.id).order_by(of.seq))).tobytes()
+                self._draft_ids = Numbers(connection.scalars(sa.select(of.id).order_by(of.seq)))
             else:
                 self._end_part(connection)
         if not self._draft or self._draft[-1].last:
@@ -217,7 +221,7 @@ class History:
         """Of a transaction."""
         self._draft = list(self._parts)
         self._draft_next = self._next_row
-        self._draft_ids = bytearray()
+        self._draft_ids = Numbers()
         self._draft_began = False  # a part: draft_ids are all its numbers
 
     def settle(self) -> bool:
@@ -226,7 +230,7 @@ class History:
         if began:
             self._ids = self._draft_ids
         else:
-            self._ids += self._draft_ids
+            self._ids.extend(self._draft_ids)
         self.begin()
         return began
 
@@ -242,7 +246,7 @@ class History:
             room = (PART_ROWS - self._written) * HISTORY.size
             some, packed = packed[:room], packed[room:]
             insert_history(connection, self._draft[-1].table, self._draft_next, some)
-            self._draft_ids += references_of(some).tobytes()
+            self._draft_ids.extend(Numbers(references_of(some)))
             self._draft_next += len(some) // HISTORY.size
 
     def _have_room(self, connection: Connection, at: int) -> None:
@@ -263,7 +267,7 @@ class History:
         part.table.create(connection)
         connection.execute(sa.insert(history_parts).values(first=part.first, first_at=at, layout=HISTORY_LAYOUT))
         self._draft.append(part)
-        self._draft_ids, self._draft_began = bytearray(), True
+        self._draft_ids, self._draft_began = Numbers(), True
         self._show_all(connection)
 
     def _show_all(self, connection: Connection) -> None:
@@ -330,11 +334,7 @@ class History:
         """What is committed now, for `rows`; number: of the connection that is of interest."""
         if number is None:
             return Seen(self._parts, self._next_row, None)
-        sought, found, end = _ID.pack(number), list[int](), len(self._ids)
-        while len(found) < limit and (at := self._ids.rfind(sought, 0, end)) >= 0:
-            end = at + _ID.size - 1
-            if at % _ID.size == 0:
-                found.append(self._parts[-1].first + at // _ID.size)
+        found = [self._parts[-1].first + place for place in islice(self._ids.places(number), limit)]
         return Seen(self._parts, self._next_row, found)
 
     def rows(self, connection: Connection, seen: Seen, number: int | None, limit: int) -> list[dict[str, Any]]:

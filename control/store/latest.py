@@ -203,7 +203,9 @@ class Latest(Reader):
         closed = [row["id"] for row in found if row["to"] == State.CLOSED]
         by = self.successors_of(closed) if closed else {}
         by |= {one: SUCCESSOR.unpack(row)[0] for one in closed if (row := changed.get(("successors", one)))}
-        return [row | {"successor": by.get(row["id"]) if row["to"] == State.CLOSED else None} for row in found[::-1]]
+        for shown in found:
+            shown["successor"] = by.get(shown["id"]) if shown["to"] == State.CLOSED else None
+        return found[::-1]
 
     def _snapshot(self, number: int | None, limit: int) -> tuple[Seen, Pieces, dict[Keyed, bytes | None]]:
         """What is committed, what waits to be (rows of history; rows of schema.KEYED): at one moment."""

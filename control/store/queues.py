@@ -15,8 +15,6 @@ appended  rows of `attaches`, `snapshots` and `audit`, in order; those of each b
 
 from __future__ import annotations
 
-import struct
-from array import array
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,10 +23,9 @@ from typing import Final, NamedTuple
 
 from appliance.wire import LOW_BITS
 from control.store.appended import Row
+from control.store.numbers import Numbers
 from control.store.schema import HISTORY, Keyed, references_of
 from control.store.sleeping import number_of
-
-ID: Final = struct.Struct("=Q")
 
 APPENDED_BOUND: Final = 20_000
 """Rows that wait to be appended to a table, some 700 bytes each, some kB where long requests were refused."""
@@ -42,13 +39,13 @@ class Piece(NamedTuple):
     """Rows that came together, the references that they begin with, and whether one of these is no number."""
 
     rows: bytes
-    numbers: array[int]
+    numbers: Numbers
     unnumbered: bool
 
     @classmethod
     def of(cls, rows: bytes) -> Piece:
         numbers = references_of(rows)
-        return cls(rows, numbers, 0 in numbers or max(numbers, default=0) >= LOW_BITS)
+        return cls(rows, Numbers(numbers), 0 in numbers or max(numbers, default=0) >= LOW_BITS)
 
 
 class Pieces:
@@ -113,7 +110,7 @@ class Pieces:
         before = self._count
         for piece in reversed(self._pieces):
             before -= len(piece.numbers)
-            places = reversed(range(len(piece.numbers))) if number is None else _places(piece.numbers, number)
+            places = reversed(range(len(piece.numbers))) if number is None else piece.numbers.places(number)
             some = islice(places, limit - len(found))
             found.extend((before + place, piece.rows[place * _ROW : (place + 1) * _ROW]) for place in some)
             if len(found) == limit:
@@ -123,16 +120,6 @@ class Pieces:
     def any_unnumbered(self) -> bool:
         """Whether the engine did not know the number of one of these connections."""
         return any(piece.unnumbered for piece in self._pieces)
-
-
-def _places(numbers: array[int], number: int) -> Iterator[int]:
-    """Where it stands, the last place first."""
-    packed, sought = numbers.tobytes(), ID.pack(number)
-    end = len(packed)
-    while (at := packed.rfind(sought, 0, end)) >= 0:
-        end = at + ID.size - 1
-        if at % ID.size == 0:
-            yield at // ID.size
 
 
 def _about(op: bytes | int) -> int:

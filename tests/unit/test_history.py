@@ -29,6 +29,7 @@ from control.store import store as store_module
 from control.store.database import TAKES_PACKED, parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
+from control.store.numbers import Numbers
 from control.store.schema import HISTORY, KEY, MAPPED, SUCCESSOR, references_of
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
@@ -474,7 +475,7 @@ def test_a_row_takes_as_many_bytes_as_keep_bytes_counts(sqlite: Sqlite, monkeypa
 def test_numbers_in_memory_are_found_at_their_places_alone(ids: list[int], limit: int) -> None:
     history = History(1, 0)
     history._parts = (module.Part(sa.Table("t", sa.MetaData()), 10, 0),)
-    history._ids += b"".join(number.to_bytes(8, "little") for number in ids)
+    history._ids.extend(Numbers(ids))
     for number in {*ids, 2}:
         wanted = [10 + place for place, one in enumerate(ids) if one == number][::-1][:limit]
         assert history.see(number, limit).rows == wanted
