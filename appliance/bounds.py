@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Final, TypeVar
 
 KEYS: Final = 10_000
@@ -23,6 +24,7 @@ class CrowdedError(Exception):
     """As many of this key as may be there already."""
 
 
+@lru_cache(maxsize=1024)
 def source_of(address: str) -> str:
     """What counts as one source: an IPv4 address, or a /64 of IPv6, which is one site's."""
     ip = ipaddress.ip_address(address)

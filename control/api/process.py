@@ -13,6 +13,7 @@ import pwd
 import signal
 import socket
 import ssl
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -36,6 +37,10 @@ from control.store.database import parse_url
 log = logging.getLogger("roost.api")
 
 LOOK_S: Final = 1.0
+
+SWITCH_INTERVAL_S: Final = 0.0002
+"""So long a thread that reads tokens or rows keeps the interpreter from requests; Python has 5 ms, which is all that an
+answer may take."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_GET_PDEATHSIG: Final = 2
@@ -145,6 +150,7 @@ def run(config: Config) -> None:
     _settings(_nothing).load()  # what it imports then may be where root alone may read
     files = read_files()  # they, too
     become(user)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     asyncio.run(_serve(config, listeners, tls, database, files))
 
 

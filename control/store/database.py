@@ -16,7 +16,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from appliance.paths import engine_library, how_to_install
 from control.store.schema import meta
@@ -60,6 +60,19 @@ def chunks(keys: Sequence[T]) -> Iterator[Sequence[T]]:
 def places(database: str, values: Sequence[Any]) -> str:
     """Of so many values in a statement that is given to the driver itself."""
     return ", ".join(["?" if database == "sqlite" else "%s"] * len(values))
+
+
+def fetch(connection: Connection, text: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    """The rows of a query that is given to SQLite itself: where none was made just before, SQLAlchemy takes 0.1 ms
+    more for each. Raises SQLAlchemyError, as it does."""
+    if connection.dialect.name != "sqlite":
+        return connection.exec_driver_sql(text, tuple(values)).all()
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    try:
+        return driver.execute(text, values).fetchall()
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(text, None, error, sqlite3.Error) from error
 
 
 def upsert(connection: Connection, table: sa.Table) -> sa.Insert:

@@ -15,7 +15,7 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
-from control.store.database import StoreError, change_if_free, sessions_with
+from control.store.database import StoreError, change_if_free, fetch, sessions_with
 from control.store.history_rows import insert_history
 from control.store.numbers import Numbers
 from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts, references_of
@@ -68,7 +68,7 @@ def _all_columns(part: sa.Table) -> str:
 
 
 def _newest(connection: Connection, parts: Sequence[sa.Table], which: str, value: Any,
-            most: int) -> Iterable[Sequence[Any]]:  # fmt: skip
+            most: int) -> Sequence[Sequence[Any]]:  # fmt: skip
     """The last rows of these parts, newest first. By text, since parts come and go, and SQLAlchemy takes some ms to
     compile a query of a new one. SQLite makes one row of them: for each that it fetches, a thread lets go of the
     interpreter and waits until it has it again."""
@@ -82,9 +82,9 @@ def _newest(connection: Connection, parts: Sequence[sa.Table], which: str, value
         rows = " UNION ALL ".join(f"SELECT * FROM ({one}) AS of_part" for one in each) + f" {last}"
         values += (most,)
     if not sqlite:
-        return connection.exec_driver_sql(rows, values)
+        return fetch(connection, rows, values)
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # in order, since there is a limit
-    found: list[list[Any]] = orjson.loads(connection.exec_driver_sql(text, values).scalar_one())
+    found: list[list[Any]] = orjson.loads(fetch(connection, text, values)[0][0])
     return found
 
 
@@ -128,10 +128,10 @@ def rows_after(connection: Connection, seq: int, most: int) -> list[Sequence[Any
 def _behind(connection: Connection, part: sa.Table, seq: int, most: int) -> list[Sequence[Any]]:
     if connection.dialect.name == "postgresql":
         text = f"{_all_columns(part)} WHERE seq > %s ORDER BY seq LIMIT %s"
-        return list(connection.exec_driver_sql(text, (seq, most)))
+        return list(fetch(connection, text, (seq, most)))
     rows = f"{_all_columns(part)} WHERE seq > ? ORDER BY seq LIMIT ?"
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # see _newest
-    found: list[list[Any]] = orjson.loads(connection.exec_driver_sql(text, (seq, most)).scalar_one())
+    found: list[list[Any]] = orjson.loads(fetch(connection, text, (seq, most))[0][0])
     return list(found)
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.store import history, policies, schema, sleeping, starting, tagging, tokens
-from control.store.database import StoreError, chunks, open_engine, reason
+from control.store.database import StoreError, chunks, fetch, open_engine, places, reason
 from control.store.records import shifted
 from control.store.schema import KA_BYTES, KEY, KEYED, successors
 from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
@@ -276,8 +276,8 @@ class Reader:
         with self._reading() as connection:
             for column, values in (("name", names), ("id", numbers)):
                 for chunk in chunks(values):
-                    rows = connection.execute(_NAMED[kind, column], {"values": chunk})
-                    found.update((row[0], form.pack(*row[1:])) for row in rows)
+                    these = f"{_NAMED[kind]} WHERE {column} IN ({places(connection.dialect.name, chunk)})"
+                    found.update((row[0], form.pack(*row[1:])) for row in fetch(connection, these, chunk))
         return found
 
     def tags_of(self, names: Sequence[str]) -> dict[str, list[str]]:
@@ -318,7 +318,9 @@ class Reader:
     def predecessors_of(self, number: int) -> list[int]:
         """The connections whose client came back by this one."""
         with self._reading() as connection:
-            return list(connection.scalars(_PREDECESSORS, {"number": number}))
+            place = places(connection.dialect.name, [number])
+            text = f"SELECT id FROM successors WHERE successor = {place} ORDER BY id"
+            return [row[0] for row in fetch(connection, text, (number,))]
 
     def successors_of(self, numbers: Sequence[int]) -> dict[int, int]:
         """number of a closed connection -> that of the one by which its client came back, of those that have one."""
@@ -346,14 +348,7 @@ _RECORD: Final = "id, key, ka, rest, " + ", ".join(
     f"(SELECT {name} FROM clocks WHERE clocks.clock = sleeping.clock)"
     for name in ("boot_id", "shift_ms", "timestamps_ms")
 )
-_PREDECESSORS: Final = (
-    sa.select(successors.c.id).where(successors.c.successor == sa.bindparam("number")).order_by(successors.c.id)
-)
-_NAMED: Final = {  # to make one takes twice as long as to execute it
-    (kind, column): sa.select(*KEYED[kind][0].columns).where(
-        KEYED[kind][0].c[column].in_(sa.bindparam("values", expanding=True))
-    )
+_NAMED: Final = {
+    kind: f"SELECT {', '.join(column.name for column in KEYED[kind][0].columns)} FROM {kind}"
     for kind in ("names", "agents", "in_band_names")
-    for column in ("name", "id")
-    if column in KEYED[kind][0].c
 }

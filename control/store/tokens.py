@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control.store.database import StoreError
+from control.store.database import StoreError, fetch, places
 from control.store.schema import tokens
 
 TOKENS_MAX: Final = 10_000
@@ -48,6 +49,9 @@ class NoSuchTokenError(StoreError):
     """No good token has this name or id."""
 
 
+_SERVICES: Final = TokenRow._fields.index("services")
+
+
 def _good(now: int) -> sa.ColumnElement[bool]:
     later = sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now)
     return sa.and_(tokens.c.revoked_at.is_(None), later)
@@ -81,10 +85,15 @@ def revoke(connection: Connection, which: str, now: int) -> TokenRow:
 
 def read(connection: Connection, good_at: int | None = None) -> list[TokenRow]:
     """All, or those that are good then, the oldest first."""
-    query = sa.select(tokens).where(_good(good_at)) if good_at is not None else sa.select(tokens)
-    return [_row(row) for row in connection.execute(query.order_by(tokens.c.made_at, tokens.c.id))]
+    text, values = f"SELECT {', '.join(TokenRow._fields)} FROM tokens", list[int]()
+    if good_at is not None:
+        values = [good_at]
+        later = places(connection.dialect.name, values)
+        text += f" WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {later})"
+    return [_row(row) for row in fetch(connection, f"{text} ORDER BY made_at, id", values)]
 
 
-def _row(row: sa.Row[Any]) -> TokenRow:
-    services = tuple(json.loads(row.services)) if row.services is not None else None
-    return TokenRow(**{**row._mapping, "services": services, "digest": bytes(row.digest)})
+def _row(columns: Sequence[Any]) -> TokenRow:
+    row = TokenRow._make(columns)
+    services = tuple(json.loads(columns[_SERVICES])) if row.services is not None else None
+    return row._replace(services=services)

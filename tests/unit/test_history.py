@@ -26,7 +26,7 @@ from control.store import database as database_module
 from control.store import history as module
 from control.store import history_rows, sleeping
 from control.store import store as store_module
-from control.store.database import TAKES_PACKED, parse_url
+from control.store.database import TAKES_PACKED, fetch, parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
 from control.store.numbers import Numbers
@@ -103,7 +103,12 @@ def test_a_connection_is_not_looked_for_before_its_birth(
     store.add([row(n, n) for n in range(600, 600 + PART)])
     assert written(store)
     said: list[str] = []
-    sa.event.listen(store._reader_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
+
+    def fetched(connection: sa.Connection, text: str, values: list[Any]) -> Any:
+        said.append(text)
+        return fetch(connection, text, values)
+
+    monkeypatch.setattr(module, "fetch", fetched)
     assert [r["seq"] for r in store.history_of(1)] == [8 * PART + 1, 8 * PART + 2]
     assert [re.findall(r"FROM (history_\d+)", one) for one in said if "history_" in one] == [
         ["history_451"],
