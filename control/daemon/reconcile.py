@@ -28,7 +28,7 @@ from control.daemon.inventory import Inventory, catch_up, record_of
 from control.dispatch.dispatcher import Dispatcher
 from control.dispatch.turn import history_row
 from control.reach.reach import Reach
-from control.store.database import StoreError
+from control.store.database import StoreError, reason
 from control.store.owner import boot_id
 from control.store.sleeping import SleepingRow
 from control.store.starting import wall_offset_ms
@@ -130,14 +130,24 @@ class Reconciler:
                 return
             self._grouping.look_at_all()
             # Last: it reads all that the last run has written, minutes for 100,000,000 rows.
-            if lacks and (missing := catch_up(self._store, self._found, named, first, last)):
-                log.warning("history: added %d transitions that the last daemon could not write", missing)
+            is_whole = not lacks or self._catch_up(named, first, last)
             self._store.release_history()
-            if last and not self._end.has_come:
+            if is_whole and last and not self._end.has_come:
                 self._note_caught_up(last)
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._end.fail(f"reconciling with the store: {error}")
+
+    def _catch_up(self, named: Iterable[int], first: int, last: int) -> bool:
+        """Whether that was done."""
+        try:
+            if missing := catch_up(self._store, self._found, named, first, last):
+                log.warning("history: added %d transitions that the last daemon could not write", missing)
+        except SQLAlchemyError as error:
+            log.error("history: what the last daemon could not write is added at the next start, since the database "
+                      "could not be read: %s", reason(error))  # fmt: skip
+            return False
+        return True
 
     def _note_caught_up(self, last: int) -> None:
         """Once what was added is written. Else the next start reads the same again."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -355,6 +355,31 @@ def test_rows_are_put_back_before_the_history_of_a_killed_run_is_read(
     until(lambda: rig.store.status.written_history == 2)
     assert rig.history()[1:] == [(1, "ACTIVE", "CLOSED", "restore")]
     assert rig.store.begin_run()[0] == 2, "what the killed run left is not read again"
+
+
+def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monkeypatch: pytest.MonkeyPatch,
+                                                                 caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    rig.store.begin_run()
+    step = State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS
+    rig.store.add([HISTORY.pack(1, 5, key(1).pack(), 1, *step)])
+    until(lambda: rig.store.status.written_history == 1)
+    rig.start()
+
+    def start(read: Callable[..., Any]) -> None:
+        monkeypatch.setattr(rig.store, "last_states", read)
+        rig.store.hold_history()
+        first, _ = span = rig.store.begin_run()
+        assert first == 1
+        reconcile(rig, take_inventory(rig.engine, rig.store, rig.store._boot_id), span)
+        rig.store.add([HISTORY.pack(2, 6, key(2).pack(), 1, *step)])
+        assert rig.store.flush(10), "history is not held any more"
+
+    whole, away = rig.store.last_states, sa.exc.OperationalError("SELECT", None, Exception("the server has gone"))
+    start(Mock(side_effect=away))
+    assert "at the next start, since the database could not be read: the server has gone" in caplog.text
+    start(whole)
+    assert (1, "ACTIVE", "CLOSED", "restore") in rig.history()
+    assert rig.store.begin_run()[0] > 1, "nothing is read again"
 
 
 @pytest.mark.parametrize("lost", [False, True])
