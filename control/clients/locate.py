@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ TOLD: Final = 8
 
 LOOK_S: Final = 5.0
 """How long a thread waits until connections have been looked for by their numbers."""
+
+WAITING: Final = 16
+"""Threads that wait so at once: the event loop has 40 for all that may block."""
 
 DIGITS: Final = 19
 """Of the largest number. Python reads some thousand at most, and fails then."""
@@ -92,6 +96,7 @@ class Locator:
         self._attach_at = tuple(attach_at)
         self.addresses = LocalAddresses()
         self._numbered = Numbered(engine)
+        self._room = threading.BoundedSemaphore(WAITING)
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
@@ -173,7 +178,16 @@ class Locator:
     def locate(self, name: str) -> Located:
         """The connection with this number, ``client-address:port``, or name with its domain."""
         asleep, look = self._by_number([name])
-        return self._locate(name, asleep | _looked(look))
+        if look.done():  # or there is none
+            return self._locate(name, asleep | _looked(look))
+        if not self._room.acquire(blocking=False):
+            raise OperationError(429, f"{WAITING} requests wait for connections that are being looked for by their "
+                                      "numbers already; an address is found at once")  # fmt: skip
+        try:
+            found = _looked(look)
+        finally:
+            self._room.release()
+        return self._locate(name, asleep | found)
 
     def stop(self) -> None:
         """Numbered.stop."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -155,6 +155,32 @@ def test_a_thread_waits_for_a_look_no_longer_than_it_may(rig: Rig, monkeypatch: 
             await asyncio.to_thread(rig.locator.locate, "1")
         assert refused.value.status == 429
         looks.end.set()
+
+    asyncio.run(scenario())
+
+
+def test_so_many_threads_wait_for_a_look_and_no_more(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locate, "LOOK_S", 60.0)
+    address = key(1).client_text
+
+    async def scenario() -> None:
+        looks = Looks(rig, monkeypatch)
+        with ThreadPoolExecutor(MANY) as threads:
+            waiting = [threads.submit(rig.locator.locate, "1") for _ in range(locate.WAITING)]
+            await looks.first()
+            await looks.all_asked(locate.WAITING)
+            try:
+                while rig.locator._room.acquire(blocking=False):  # until the last of them waits
+                    rig.locator._room.release()
+                    await asyncio.sleep(0.001)
+                with pytest.raises(OperationError, match="an address is found at once") as refused:
+                    rig.locator.locate("1")
+                assert refused.value.status == 429
+                assert rig.locator.locate(address).id == 1
+            finally:
+                looks.end.set()
+            assert {one.result().id for one in waiting} == {1}
+        assert rig.locator.locate("1").id == 1
 
     asyncio.run(scenario())
 
