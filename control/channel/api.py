@@ -59,7 +59,6 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from appliance.wire import Event, Key
 from control.channel import parameters as par
@@ -84,9 +83,6 @@ EVENTS_BOUND: Final = 20_000
 """Transitions that wait for a slow reader of /v1/events; what comes then is dropped for that reader, and it is told."""
 
 HEARTBEAT_S: Final = 5.0
-
-REQUEST_MAX: Final = BODY_MAX + 64 * 1024
-"""Bytes, head and all."""
 
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
@@ -348,28 +344,10 @@ def bind_unix(path: str) -> socket.socket:
     return listener
 
 
-class Bounded(HttpToolsProtocol):
-    """A connection, over which a request of more than REQUEST_MAX does not come. It has an own count, since neither
-    uvicorn nor httptools bounds a head, or what is behind a body in chunks (RFC 9112 7.1.2)."""
-
-    _came = 0
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._came = 0
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._came += len(data)
-        if self._came > REQUEST_MAX and not self.transport.is_closing():
-            log.warning("the connection of a request that is larger than %d bytes is closed", REQUEST_MAX)
-            self.transport.abort()
-
-
 def make_server(app: Starlette) -> uvicorn.Server:
     """A server to be run in the daemon's event loop: ``await server.serve(sockets=[...])``."""
     settings = uvicorn.Config(
-        app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
+        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
         timeout_graceful_shutdown=1, proxy_headers=False,
     )  # fmt: skip
     return _ApiServer(settings)

@@ -144,8 +144,8 @@ class Reconciler:
             if missing := catch_up(self._store, self._found, named, first, last):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
         except SQLAlchemyError as error:
-            log.error("history: what the last daemon could not write is added at the next start, since the database "
-                      "could not be read: %s", reason(error))  # fmt: skip
+            log.error("history: what the last daemon could not write is added at the next start, as far as it is known "
+                      "then, since the database could not be read: %s", reason(error))  # fmt: skip
             return False
         return True
 

@@ -19,8 +19,9 @@ from control.daemon import inventory
 from control.daemon.end import End
 from control.daemon.inventory import Inventory, catch_up, record_of, tables_of, take_inventory
 from control.daemon.reconcile import Reconciler
+from control.store import history, starting
 from control.store import reading as reading_module
-from control.store import starting
+from control.store.database import fetch
 from control.store.schema import HISTORY
 from control.store.sleeping import References, SleepingRow
 from control.store.store import Store
@@ -376,7 +377,7 @@ def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monke
 
     whole, away = rig.store.last_states, sa.exc.OperationalError("SELECT", None, Exception("the server has gone"))
     start(Mock(side_effect=away))
-    assert "at the next start, since the database could not be read: the server has gone" in caplog.text
+    assert "then, since the database could not be read: the server has gone" in caplog.text
     start(whole)
     assert (1, "ACTIVE", "CLOSED", "restore") in rig.history()
     assert rig.store.begin_run()[0] > 1, "nothing is read again"
@@ -384,7 +385,7 @@ def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monke
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_history_of_a_run_that_ended_in_good_order_is_read_only_if_connections_are_missing(
-    tmp_path: Path, lost: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
     before = Store(f"sqlite:///{tmp_path}/roost.db", lambda slept: None)
     assert before.open() == ""
@@ -403,6 +404,12 @@ def test_the_history_of_a_run_that_ended_in_good_order_is_read_only_if_connectio
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     said: list[str] = []
     sa.event.listen(still.store._reader_engine, "before_cursor_execute", lambda *args: said.append(args[2].lower()))
+
+    def fetched(connection: sa.Connection, text: str, values: list[Any]) -> Any:
+        said.append(text)
+        return fetch(connection, text, values)
+
+    monkeypatch.setattr(history, "fetch", fetched)
     reconcile(still, found, span)
     assert any("history_1" in one for one in said) == lost
     until(lambda: still.store.status.written_history == lost)
