@@ -20,7 +20,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-import orjson
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
@@ -84,7 +83,7 @@ def _newest(connection: Connection, parts: Sequence[sa.Table], which: str, value
     if not sqlite:
         return fetch(connection, rows, values)
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # in order, since there is a limit
-    found: list[list[Any]] = orjson.loads(fetch(connection, text, values)[0][0])
+    found: list[list[Any]] = json.loads(fetch(connection, text, values)[0][0])
     return found
 
 
@@ -131,7 +130,7 @@ def _behind(connection: Connection, part: sa.Table, seq: int, most: int) -> list
         return list(fetch(connection, text, (seq, most)))
     rows = f"{_all_columns(part)} WHERE seq > ? ORDER BY seq LIMIT ?"
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # see _newest
-    found: list[list[Any]] = orjson.loads(fetch(connection, text, (seq, most))[0][0])
+    found: list[list[Any]] = json.loads(fetch(connection, text, (seq, most))[0][0])
     return list(found)
 
 
