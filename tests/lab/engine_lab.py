@@ -37,7 +37,7 @@ from appliance.paths import bpf_objects
 from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, Sought
 from control.core.states import Cause, State
 
-PORT: Final = 47000  # no dissector claims it
+PORT: Final = 27400  # below those that clients are given, and no dissector claims it
 SERVICE: Final = {4: 1, 6: 2}
 QUICK_KEEPALIVES: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
