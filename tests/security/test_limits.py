@@ -299,11 +299,17 @@ def test_those_that_fill_the_table_and_say_nothing_make_room_for_others(family: 
     with EngineLab(service={"born": Born.ALWAYS, **quiet}, **room) as box, Wire(box) as wire:
         hide(box.lab)
         box.engine.set_limits(BOUNDS)
+
+        def client_count() -> int:
+            return box.stat("born") + box.stat("born_refused") + box.stat("accepted")
+
         while not box.stat("accepted"):  # there is room for births
             client = Handmade(wire, box.target(family))
             client.send("S", seq=client.isn, options=client.options)
             client.take(client.hear())
+            here = client_count() + 1
             client.ack()
+            box.wait(lambda here=here: client_count() == here, "it is born, refused or accepted")  # type: ignore[misc]
         crowd = box.stat("born")
         assert crowd > 180
         box.accept(family).close()
