@@ -9,8 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +30,8 @@ DRIVER: Final = Path("/usr/share/java/postgresql.jar")
 
 LEAST_MB: Final = 512
 """Spark does not start with less than 450."""
+
+END_S: Final = 60
 
 _MEMORY: Final = re.compile(r"(\d{1,6})([mg])", re.IGNORECASE)
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
@@ -105,6 +109,9 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # it says all that is raised, as JSON
     if is_local:  # else it is what the PATH calls python3
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    properties = {"log4j2.configurationFile": LOGGING.as_uri()}
+    if directory:
+        properties["java.io.tmpdir"] = directory
     builder = SparkSession.builder.appName("roost report").master(master)
     settings = {
         "spark.driver.memory": memory or default_memory(),
@@ -114,7 +121,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         "spark.sql.adaptive.enabled": "true",
         "spark.sql.ansi.enabled": "true",  # what does not fit fails, and is not another number
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",  # else a task looks for each file
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        "spark.driver.extraJavaOptions": " ".join(f'"-D{key}={value}"' for key, value in properties.items()),
         **({"spark.local.dir": directory} if directory else {}),
         **({"spark.executor.memory": memory} if memory else {}),
         **({"spark.jars": str(DRIVER)} if reads_database else {}),
@@ -130,3 +137,23 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         return builder.getOrCreate()
     except (Py4JError, PySparkException) as error:
         raise SparkError(f"Spark does not start at {master}: {reason(error)}") from None
+
+
+def apart(work: Callable[[], None]) -> None:
+    """In a thread of its own, which has a connection of its own to Java: after an interruption this one's may have an
+    answer to come that was not waited for."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+
+
+def end(spark: SparkSession) -> None:
+    """Java ends, and what is still at work there; at the latest after END_S."""
+    gateway: Any = spark.sparkContext._gateway
+    apart(spark.stop)
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # which tells it to
+    try:
+        gateway.proc.wait(END_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()

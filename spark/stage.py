@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import errno
 import shutil
-import tempfile
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+
+from spark.session import apart
 
 ROW_BYTES: Final = 100
 """Of the disk, for each transition, with what Spark sorts: `roost bench report` has 73 (peak_disk_gb). Of a database,
@@ -27,16 +29,16 @@ class Stage:
         self._path = f"{root.rstrip('/')}/roost-report-{uuid4().hex}"
 
     def __enter__(self) -> Stage:
-        """Raises OSError."""
-        here = self._root.removeprefix("file://")
-        if str(self._spark.sparkContext.master).startswith("local") and Path(here).is_dir():
-            self._path = tempfile.mkdtemp(prefix="roost-report-", dir=here)  # its owner's alone
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:  # what is at work would write on
+        apart(partial(self._end, kind is not None))
+
+    def _end(self, gives_up: bool) -> None:
+        if gives_up:  # what is at work would write on
+            self._spark.sparkContext.setLogLevel("OFF")  # that it ends is no news
             self._spark.sparkContext.cancelAllJobs()
         path = self._spark._jvm.org.apache.hadoop.fs.Path(self._path)  # type: ignore[union-attr]
         files: Any = path.getFileSystem(self._spark._jsc.hadoopConfiguration())

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +49,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
       roost report /srv/roost --from 2026-11-01 --to 2026-12-01 --out november
       PGPASSFILE=/root/db.pass roost report postgresql://roost@db:5432/roost
     """
-    from spark.session import SparkError, reason, start
+    from spark.session import SparkError, end, reason, start
 
     began = time.monotonic()
     is_local = master.startswith("local")
@@ -57,11 +58,6 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     if scratch is not None and is_local and not Path(scratch).is_dir():
         raise click.BadParameter(f"{scratch}: there is no such directory", param_hint="--scratch")
     is_database = _DATABASE.match(data) is not None
-    try:
-        session = start(master=master, memory=memory, directory=scratch if is_local else None,
-                        reads_database=data.startswith("postgresql"))  # fmt: skip
-    except SparkError as error:
-        raise click.ClickException(str(error)) from None
     interrupted = threading.Event()
 
     def interrupt(_signal: int, _frame: object) -> None:
@@ -70,36 +66,45 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         logging.disable()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupt)
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    from spark.database import REMOVED, Database, removed
-    from spark.page.page import NAME as PAGE
-    from spark.reading import Export, NoExportError
-    from spark.report import NAME, Report
-    from spark.stage import Stage
-
     def say(what: str) -> None:
         click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
 
-    try:
-        export = Database(session, data) if is_database else Export(session, data)
-        with Stage(session, scratch or tempfile.gettempdir()) as stage:
-            outcome = Report(export, out, stage, since_ms, until_ms, say).run()
-    except NoExportError as error:
-        raise click.ClickException(str(error)) from None
-    except OSError as error:
-        raise click.ClickException(f"{error.filename or out}: {error.strerror}") from None
-    except (PySparkException, Py4JError) as error:
-        if interrupted.is_set():
-            raise click.Abort from None
-        if is_database and removed(data, error):
-            raise click.ClickException(REMOVED) from None
-        raise click.ClickException(f"Spark cannot go on: {reason(error)}") from None
-    finally:
-        session.sparkContext.setLogLevel("OFF")  # what is at work fails now, which is no news
-        session.stop()
+    with ExitStack() as stack:
+        if is_local:  # removed when Java has ended: what is cancelled may write on for a while
+            try:
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="roost-report-", dir=scratch))
+            except OSError as error:
+                raise click.ClickException(f"{error.filename or scratch}: {error.strerror}") from None
+        try:
+            session = start(master=master, memory=memory, directory=scratch if is_local else None,
+                            reads_database=data.startswith("postgresql"))  # fmt: skip
+        except SparkError as error:
+            raise click.ClickException(str(error)) from None
+        stack.callback(end, session)
+        signal.signal(signal.SIGINT, interrupt)
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        from spark.database import REMOVED, Database, removed
+        from spark.page.page import NAME as PAGE
+        from spark.reading import Export, NoExportError
+        from spark.report import NAME, Report
+        from spark.stage import Stage
+
+        try:
+            export = Database(session, data) if is_database else Export(session, data)
+            with Stage(session, str(scratch)) as stage:
+                outcome = Report(export, out, stage, since_ms, until_ms, say).run()
+        except NoExportError as error:
+            raise click.ClickException(str(error)) from None
+        except (OSError, PySparkException, Py4JError) as error:
+            if interrupted.is_set():
+                raise click.Abort from None
+            if isinstance(error, OSError):
+                raise click.ClickException(f"{error.filename or out}: {error.strerror}") from None
+            if is_database and removed(data, error):
+                raise click.ClickException(REMOVED) from None
+            raise click.ClickException(f"Spark cannot go on: {reason(error)}") from None
     for kind, count in sorted(outcome.aside.counts.items()):
         click.echo(f"set aside, {kind}: {count:,}; the first: {outcome.aside.told[kind][0]}", err=True)
     if as_json:

@@ -228,7 +228,7 @@ def test_names_that_sql_has_for_itself_are_quoted(layout: int) -> None:
 @pytest.fixture
 def report(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(session, "start", lambda **_: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(session, "end", lambda _: None)
 
     def run(data: object, *options: object) -> Result:
         argv = [str(data), "--out", tmp_path / "report", "--scratch", tmp_path, *options]

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from appliance.lab import wait_until
 from control.cli.report import command
 from control.export.chunk import Chunk, File
 from control.export.columns import HISTORY, RUNS, TAGS, VERSION
@@ -201,7 +202,6 @@ def test_what_is_kept_meanwhile_is_as_it_was_and_gone_afterwards(spark: SparkSes
         assert kept.schema == frame.schema
         assert sorted(kept.collect()) == sorted(frame.collect())
         (there,) = tmp_path.iterdir()
-        assert there.stat().st_mode & 0o777 == 0o700
         assert list(there.iterdir())
     assert list(tmp_path.iterdir()) == []
 
@@ -210,11 +210,11 @@ def test_a_disk_that_is_too_small_is_told_before_anything_long(
     spark: SparkSession, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "start", lambda **_: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(session, "end", lambda _: None)
     monkeypatch.setattr(stage, "ROW_BYTES", 2**60)
     result = CliRunner().invoke(command, [str(exported), "--out", str(tmp_path / "report"), "--scratch", str(tmp_path)])
     assert result.exit_code == 1
-    assert f"{tmp_path}: a report of 300 transitions takes" in result.output
+    assert re.search(rf"{tmp_path}/roost-report-\w+: a report of 300 transitions takes", result.output)
     assert "finding how long" not in result.output
     with Stage(spark, f"file://{tmp_path}") as of_a_url:
         of_a_url.check(300)
@@ -226,15 +226,19 @@ def test_a_report_that_is_interrupted_says_so_in_a_word_and_leaves_nothing(expor
     scratch.mkdir()
     argv = [sys.executable, "-m", "control.cli.main", "report", str(exported), "--out", str(tmp_path / "report"),
             "--scratch", str(scratch), "--memory", "1g"]  # fmt: skip
-    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "finding how long" in line:
-            time.sleep(1)  # while Java is at work, and Python waits for it
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            wait_until(lambda: list(scratch.glob("*/*/*/_temporary")), 120, "Java writes, and Python waits", 0.001)
+            modes = [one.stat().st_mode & 0o777 for one in scratch.iterdir()]
             process.send_signal(signal.SIGINT)
-            break
-    assert process.stderr.read().strip() == "Aborted!"
-    assert process.wait(60) == 1
+            _, _, told = process.communicate(timeout=60)[1].partition("reading the record")
+        finally:
+            process.kill()
+    assert modes == [0o700], "its owner's alone"
+    *steps, last = told.splitlines()[1:]
+    assert last == "Aborted!"
+    assert [line for line in steps if line and not re.match(r" *\d+\.\d s  ", line)] == []
+    assert process.returncode == 1
     assert list(scratch.iterdir()) == []
 
 
@@ -243,7 +247,7 @@ def test_what_spark_says_is_one_line(
 ) -> None:
     """A full disk, for instance."""
     monkeypatch.setattr(session, "start", lambda **_: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(session, "end", lambda _: None)
     broken = "seq < raise_error('no space left\\nat org.apache')"
     monkeypatch.setattr(stays, "good", lambda frame: frame.where(broken))
     argv = [str(exported), "--out", str(tmp_path / "report"), "--scratch", str(tmp_path)]
