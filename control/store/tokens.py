@@ -50,11 +50,11 @@ class NoSuchTokenError(StoreError):
 
 
 _SERVICES: Final = TokenRow._fields.index("services")
+_GOOD: Final = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {})"
 
 
-def _good(now: int) -> sa.ColumnElement[bool]:
-    later = sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now)
-    return sa.and_(tokens.c.revoked_at.is_(None), later)
+def _good(now: int) -> sa.TextClause:
+    return sa.text(_GOOD.format(":now")).bindparams(now=now)
 
 
 def add(connection: Connection, row: TokenRow) -> None:
@@ -65,7 +65,7 @@ def add(connection: Connection, row: TokenRow) -> None:
         raise TakenError(f'there is a token "{row.name}"; revoke it first, or choose another name')
     if (whose := connection.scalar(sa.select(tokens.c.name).where(tokens.c.id == row.name))) is not None:
         raise TakenError(f'"{row.name}" is the id of the token "{whose}"; choose another name')
-    if (connection.scalar(sa.select(sa.func.count()).where(_good(now))) or 0) >= TOKENS_MAX:
+    if (connection.scalar(sa.select(sa.func.count()).select_from(tokens).where(_good(now))) or 0) >= TOKENS_MAX:
         raise TooManyError(f"there are {TOKENS_MAX:,} tokens; revoke some first")
     ended = sa.or_(tokens.c.revoked_at < now - KEEP_MS, tokens.c.expires_at < now - KEEP_MS)
     connection.execute(sa.delete(tokens).where(ended))
@@ -88,8 +88,7 @@ def read(connection: Connection, good_at: int | None = None) -> list[TokenRow]:
     text, values = f"SELECT {', '.join(TokenRow._fields)} FROM tokens", list[int]()
     if good_at is not None:
         values = [good_at]
-        later = places(connection.dialect.name, values)
-        text += f" WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > {later})"
+        text += f" WHERE {_GOOD.format(places(connection.dialect.name, values))}"
     return [_row(row) for row in fetch(connection, f"{text} ORDER BY made_at, id", values)]
 
 
