@@ -7,7 +7,8 @@
 
 Cheap layers run first, so that a broken unit is seen before the minutes of the lab. `soak` marks what takes minutes by
 itself; it runs only with --soak (`roost test --all`). Files run side by side in several workers (distribution.py), the
-longest first; tests marked `alone` run after all others, one by one, and beside them those that only compute.
+longest first; tests marked `alone`, and soaks, run after all others, one by one, and beside them those that only
+compute.
 """
 
 import os
@@ -59,6 +60,7 @@ BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
     "tests/unit/test_interleavings_reordered.py",
     "tests/security/test_fuzz.py",
 )
+BESIDE = (*BACKGROUND, "tests/security/test_sanitized.py")  # whose soaks wait for no machine
 
 TOGETHER = pytest.StashKey[Path]()
 
@@ -103,6 +105,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def is_alone(item: pytest.Item) -> bool:
+    """Soaks, too: of booted machines beside each other, on two processors, none is ready in time."""
+    if item.get_closest_marker("soak") is not None and not item.nodeid.startswith(BESIDE):
+        return True
     return item.get_closest_marker("alone") is not None
 
 

@@ -26,7 +26,7 @@ def test_every_interleaving_keeps_every_connection(model: Path, capsys: pytest.C
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)  # others go before
 def test_every_interleaving_with_one_more_preemption_keeps_every_connection(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

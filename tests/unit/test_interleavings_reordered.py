@@ -82,7 +82,7 @@ def test_every_interleaving_where_loads_are_reordered_keeps_every_connection(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)  # others go before
 def test_every_interleaving_of_all_scenarios_keeps_every_connection(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
