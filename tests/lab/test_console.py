@@ -262,7 +262,8 @@ def test_connections_are_found_and_moved(page: Browser, box: ApiLab) -> None:
     assert "state=STANDBY" in page.driver.current_url
     page.driver.back()
     page.reads("3 connections")
-    for text, told in ((clients[1][1], "1 connections (the client"), ("10.64.", "(addresses in 10.64.0.0/16)"),
+    for text, told in ((clients[1][1][:-1], f"(the client {clients[1][1][:-1]})"),
+                       ("10.64.", "(addresses in 10.64.0.0/16)"),
                        ("none-such", "There is none. (names like *none-such*)")):  # fmt: skip
         page.write("Part of a name, address, network or number", text)
         page.press("Search")
@@ -270,6 +271,8 @@ def test_connections_are_found_and_moved(page: Browser, box: ApiLab) -> None:
     page.write("Part of a name, address, network or number", "a b")
     page.press("Search")
     page.reads("is a client's name without the domain", css="#problem")
+    page.write("Find a client by name, address or number", clients[1][1] + "\n")
+    page.reads("meter-1-cellar", "Timeline")
 
 
 def test_what_is_typed_is_understood_and_values_are_written_as_they_may_be_typed(page: Browser, box: ApiLab) -> None:

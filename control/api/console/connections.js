@@ -52,11 +52,11 @@ export async function connections(look) {
   const { main, query, signal, title } = look;
   const value = (name) => query.get(name) ?? "";
   const text = value("find");
-  if (/^\d+$/.test(text)) { // a connection's number
-    location.replace(`#/connections/${text}`);
+  const [sought, words] = understood(text);
+  if (/^\d+$/.test(text) || (sought.client && await isThere(text, signal))) { // a number; the whole of address:port
+    location.replace(`#/connections/${encodeURIComponent(text)}`);
     return;
   }
-  const [sought, words] = understood(text);
   title(text ? `Connections: ${text}` : "Connections");
   const services = session.isServer ? session.me.services
     : (await api.get("/v1/status", {}, signal)).services.map((one) => one.name);
@@ -78,6 +78,17 @@ export async function connections(look) {
   }
   const told = [words, value("tag") && `tag ${value("tag")}`, value("rule") && `values by rule ${value("rule")}`];
   draw(look, results, found, told.filter(Boolean).join(", "));
+}
+
+/** Whether a connection has this client, or only some whose clients begin so: there may be very many. */
+async function isThere(client, signal) {
+  try {
+    await api.get(connectionPath(client), {}, signal);
+    return true;
+  } catch (error) {
+    if (error instanceof ApiError && [404, 409].includes(error.status)) return false;
+    throw error;
+  }
 }
 
 function searchForm(value, services, signal) {
