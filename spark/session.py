@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -149,6 +150,7 @@ def apart(work: Callable[[], None]) -> None:
 def end(spark: SparkSession) -> None:
     """Java ends, and what is still at work there; at the latest after END_S."""
     gateway: Any = spark.sparkContext._gateway
+    apart(partial(spark.sparkContext.setLogLevel, "OFF"))  # that it ends is no news
     apart(spark.stop)
     gateway.shutdown()
     gateway.proc.stdin.close()  # which tells it to
