@@ -191,13 +191,22 @@ class Box:
             self.reload(old)
 
     def reload(self, text: str) -> None:
+        """RuntimeError with what the daemon says if it refuses that."""
         self.daemon.config.write_text(text)
-        done = self._reloads()
+        before = len(self._told())
         self.daemon.process.popen.send_signal(signal.SIGHUP)
-        wait_until(lambda: self._reloads() > done, 30, "SIGHUP is obeyed")
 
-    def _reloads(self) -> int:
-        return self.daemon.log.read_text(errors="replace").count("SIGHUP: policy taken over")
+        def is_obeyed() -> bool:
+            told = "\n".join(self._told()[before:])
+            if "SIGHUP: the configuration stays" in told:
+                raise RuntimeError(told)
+            return "SIGHUP: policy taken over" in told
+
+        wait_until(is_obeyed, 30, "SIGHUP is obeyed")
+        self.manager.hear()  # its socket has room for ten messages
+
+    def _told(self) -> list[str]:
+        return self.daemon.log.read_text(errors="replace").splitlines()
 
     def status(self) -> dict[str, Any] | None:
         """None: it does not answer."""
@@ -382,7 +391,7 @@ class Scene:
             "network": {"interfaces": [WAN, self.simulator.box_interface]},
             "router": {"lan": ["lan0"], "fail": "closed"},  # or some pass by the appliance after a kill
             "table": {"ipv4": slots, "ipv6": 100, "idle": self.clients + 50_000},
-            "pressure": {"descriptors": 95, "memory": 95},
+            "pressure": {"descriptors": 95, "memory": 95, "clear": 0.5},  # below all that faults say (short_of)
             "limits": ONE_NETWORK,
             "attach": {"listen": [endpoint(lab.address("box", "lan0"), ATTACH_PORT)]},
             "api": {"listen": [endpoint(lab.address("box", "lan0"), 8443)], "user": "nobody", "plain": True},
