@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from control.cli.client import config_of, config_option
 from control.config import Config
+
+LEAVES_S: Final = 30.0
+"""In which keepalived has seen that the daemon has ended, and taken the address away."""
 
 
 @click.command("unpin")
@@ -22,8 +27,9 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
     Run it where the daemon ran, or anywhere: a process there, or a name in /run/netns, leads to its network namespace.
     Its quarantine ends, too; with --yes also where nothing is pinned, in the network namespace where it is run. Of two
-    machines ([standby]) the other one may have the rows of those in SLEEP: they stay in the database. What is in IDLE
-    has none: `roost drain` leaves all to the other one.
+    machines ([standby]) the other one may have the rows of those in SLEEP: they stay in the database, and nobody is let
+    go before the address has left this machine, or 30 s have passed. What is in IDLE has none: `roost drain` leaves all
+    to the other one.
 
     \b
     Example:
@@ -39,11 +45,13 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
     config = load(config_of(config_path))
     refuse_private_pins(config)
     pins = Path(config.pin_dir)
-    pinned, closed = pins.is_dir(), 0
+    pinned, closed, left = pins.is_dir(), 0, True
     if yes or (pinned and click.confirm(f"Every connection asleep in {pins} will be lost. Go on?", abort=True)):
         lock = InstanceLock(config)
         try:
             there = not pinned or enter_namespace(str(pins))
+            if pinned and there and config.standby.address:
+                left = _has_left(config.standby.address)
             if pinned:
                 unpin(str(pins))
             if pinned and there and (config.router.lan or config.attach.local_connect):
@@ -55,7 +63,10 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
         finally:
             lock.release()
     if as_json:
-        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": pinned} | ({"closed": closed} if pinned else {})))
+        done: dict[str, Any] = {"closed": closed} if pinned else {}
+        if pinned and config.standby.address:
+            done["address_left"] = left
+        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": pinned, **done}))
     elif pinned:
         said = f"; {closed} connections that slept are closed" if closed else ""
         if config.standby.address:
@@ -63,6 +74,25 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
         click.echo(f"{pins}: unpinned{said}")
     else:
         click.echo(f"{pins}: nothing is pinned")
+
+
+def _has_left(address: str) -> bool:
+    """Waits until this machine does not have the address: without what is pinned, the kernel would reset whoever is
+    heard at it. False: it has it still."""
+    from control.daemon.standby import AWAY_S, LOOK_S, is_here
+
+    if not is_here(address):
+        return True
+    click.echo(f"waiting until {address} has left this machine, for {LEAVES_S:g} s at most", err=True)
+    seen = began = time.monotonic()
+    while (now := time.monotonic()) < seen + AWAY_S:
+        if is_here(address):
+            seen = now
+        if now >= began + LEAVES_S:
+            click.echo(f"{address} is still here: whoever is heard before it goes is reset", err=True)
+            return False
+        time.sleep(LOOK_S)
+    return True
 
 
 def _close_sleepers(config: Config) -> int:

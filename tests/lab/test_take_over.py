@@ -20,6 +20,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, programs, wait_until
 from appliance.lab.groups import SwarmGroup
+from appliance.lab.processes import python_environment
 from appliance.lab.service_manager import ServiceManager
 from appliance.wire import Op
 from control.core.states import State
@@ -267,10 +268,15 @@ def test_one_from_which_roost_is_removed_leaves_the_sleepers_to_the_other(pair: 
     pair.follows()
     assert pair.first.terminate() == 0
     command = [sys.executable, "-m", "control.cli.main", "unpin", "--yes", "-c", str(pair.first.config)]
-    with pair.lab.enter("box"):
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "unpinned; the rows of those in SLEEP are the other machine's" in said
+    removal = pair.lab.run("box", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           env=python_environment()).popen  # fmt: skip
+    assert removal.stderr is not None
+    assert "waiting until" in removal.stderr.readline()
+    time.sleep(2 * PROBED["keepidle_s"])  # each client asks whether the connection is alive
     pair.lab.move_addresses("box", "box2")
+    said, _ = removal.communicate(timeout=20)
+    assert removal.returncode == 0
+    assert "unpinned; the rows of those in SLEEP are the other machine's" in said
     pair.asleep(pair.second)
     pair.all_answered()
 
