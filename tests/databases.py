@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -32,14 +32,18 @@ local all all trust
 host all all 127.0.0.1/32 scram-sha-256
 """
 SMALL: Final = "256k"  # of the disk that can be filled up
+PAGE: Final = 8192  # bytes
+NO_HEADER: Final = b"\xff" * 24  # in the place of a page's
 
 # The server lives until this shell's standard input ends: with the tests, however those end. At every line it is
-# started or stopped, and the answer is pg_ctl's exit code. An immediate stop is a crash without leftovers in memory.
+# started or stopped, and the answer is pg_ctl's exit code. `stop` is a crash without leftovers in memory, `halt` an end
+# in order, after which nothing is to be recovered.
 KEEPER: Final = """
 while read -r word; do
     case $word in
         start) pg_ctl -s -w -D data -l log start ;;
         stop) pg_ctl -s -w -D data -m immediate stop ;;
+        halt) pg_ctl -s -w -D data -m fast stop ;;
     esac <&- >&2
     echo $?
 done
@@ -211,12 +215,45 @@ class Cluster:
         """As a crash: every connection is cut, and the next start recovers."""
         self._tell("stop")
 
+    @property
+    def _disk(self) -> Path:
+        """Of the tablespace `small`, as the server's mount namespace has it."""
+        return Path(f"/proc/{self._keeper.pid}/root{self.directory}/small")
+
+    @contextmanager
+    def damaged(self, table: str, every: int = 1) -> Iterator[None]:
+        """One page in so many of a table is none, and what reads it fails (SQLSTATE XX001); afterwards each is as it
+        was. The server is restarted before and after."""
+        ((path,),) = self.execute(f"SELECT pg_relation_filepath('{table}')")
+        is_elsewhere = path.startswith("pg_tblspc/")  # by a link that leads astray outside of the mount namespace
+        file = self._disk / path.split("/", 2)[2] if is_elsewhere else self.directory / "data" / path
+        self._tell("halt")
+        good = dict[int, bytes]()
+        with file.open("r+b", buffering=0) as opened:
+            for at in range(0, file.stat().st_size, every * PAGE):
+                good[at] = os.pread(opened.fileno(), PAGE, at)
+                os.pwrite(opened.fileno(), NO_HEADER, at)
+        try:
+            self.start()
+            yield
+        finally:
+            with suppress(RuntimeError):  # if it did not start
+                self._tell("halt")
+            with file.open("r+b", buffering=0) as opened:
+                for at, page in good.items():
+                    if os.pread(opened.fileno(), len(NO_HEADER), at) == NO_HEADER:
+                        os.pwrite(opened.fileno(), page, at)
+            self.start()
+
+    def log(self) -> str:
+        """What the server has said so far."""
+        return (self.directory / "log").read_text(errors="replace")
+
     @contextmanager
     def full(self) -> Iterator[None]:
         """The disk of the tablespace `small` has no room but what its files have."""
-        disk = Path(f"/proc/{self._keeper.pid}/root{self.directory}/small")
         while True:
-            told = os.statvfs(disk)
+            told = os.statvfs(self._disk)
             if self._resize(f"{(told.f_blocks - told.f_bfree) * told.f_frsize}"):
                 break  # else they have grown meanwhile
         try:

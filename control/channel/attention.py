@@ -165,6 +165,8 @@ RISING: Final = (
      "is there a route to the clients? `roost doctor -c FILE`"),
     ("perhaps_dropped", "[table] filter", "{count:,} packets were dropped for want of an answer from the database",
      "see that the database answers quickly; a flood does the same"),
+    ("unanswered", "{database}", "{count:,} times a client that spoke in SLEEP, or may have, was not found in time",
+     f"it sleeps on, and is looked for when it speaks again: does the database answer? {SEE_LOG}"),
     ("accept_paused", "descriptors", "{count:,} times no new client was taken for want of them", DESCRIPTORS),
     ("events_lost", "history", "{count:,} events of the engine found no memory", "add memory"),
     ("dropped_history", "history", "{count:,} transitions were not written", "see that the database keeps up"),
