@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from appliance.lab.processes import python_environment
 
 if TYPE_CHECKING:
     from appliance.lab import DaemonHandle, Lab
@@ -24,10 +28,11 @@ def age_all(database: _Executes) -> None:
     database.execute(f"UPDATE clocks SET boot_id = '{BEFORE}'")
 
 
-def quarantined(lab: Lab, daemon: DaemonHandle) -> int:
-    """The exit status of the command that its unit runs before there is a network."""
+def quarantined(lab: Lab, daemon: DaemonHandle, environment: Mapping[str, str] = MappingProxyType({})) -> int:
+    """The exit status of the command that its unit runs before there is a network. environment: as DaemonHandle.start
+    has it."""
     command = [sys.executable, "-m", "control.cli.main", "up", "--quarantine", "-c", str(daemon.config)]
-    return lab.run("box", command).wait(20)
+    return lab.run("box", command, env=python_environment(environment)).wait(20)
 
 
 def quarantines(lab: Lab) -> list[str]:

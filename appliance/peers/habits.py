@@ -36,6 +36,7 @@ from appliance.peers.swarm import _GREETING, _QUIET, _SPEAKING, Connecting, Swar
 _TURN_S = 0.02
 _GREETING_S = 15.0
 """A client that has no welcome by then, since its server has just gone, tries it anew."""
+QUESTIONS_END = "which is the question's end"
 GIVEN_UP = 1
 _AGAIN_S = 1.0
 """Between two attempts to replace clients, and two looks for answers that are overdue."""
@@ -154,7 +155,10 @@ class Habits(Swarm):
     def wrong(self, line: bytes, expected: bytes | None) -> str:
         """With where in the answer it begins, for who looks into it."""
         text = f"{super().wrong(line, expected)}: {line[:40]!r}, of {len(line)} bytes"
-        at = expected.find(line.removeprefix(b"WHAT ")[:40]) if expected else -1
+        rest = line.removeprefix(b"WHAT ")
+        at = expected.find(rest[:40]) if expected else -1
+        if expected and at > 0 and expected[at:] == rest:
+            return f"{text}, {QUESTIONS_END}, from byte {at} on"
         return f"{text}, which is the question from byte {at} on" if at >= 0 else text
 
     def speak(self, fd: int) -> None:

@@ -208,7 +208,8 @@ class Policy(Section):
         60.0,
         description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE. **Unless the "
         "service is persistent the server's side ends then, by FIN, whichever side began it: sessions of servers that "
-        "asked for the client, and of agents, too.** `never` keeps them",
+        "asked for the client, and of agents, too.** So the rest of a request that stalls for longer in its midst, "
+        "since a network is away, comes by another connection of the server's. `never` keeps them",
     )
     standby_quiet: Annotated[Duration, ToEngine("idle_quiet_ms")] = Field(
         120.0, description="STANDBY to IDLE, counted from the last payload byte"

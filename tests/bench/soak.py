@@ -42,7 +42,7 @@ from tests.bench.direct import say
 from tests.bench.figures import Report, Target
 from tests.bench.soak_checks import SILENCE_S, Checks, Window
 from tests.bench.soak_day import Callers, Day
-from tests.bench.soak_faults import FAULTS, NOTHING, Fault, hand_over
+from tests.bench.soak_faults import FAULTS, NOTHING, Fault, hand_over, upgrade
 from tests.bench.soak_log import written
 from tests.bench.soak_scene import Scene
 
@@ -255,6 +255,8 @@ def run(minutes: float = 45.0, clients: int = 50_000, simulated: int = 1_000_000
     seconds = minutes * 60
     started = time.time()
     with Scene(clients, simulated, seed) as scene:
+        if any(fault.do is upgrade for fault in which):
+            scene.build_later()
         joined_s = scene.join()
         say(f"{clients:,} real and {simulated:,} simulated clients are connected, the latter in {joined_s:.1f} s")
         soak = Soak(scene, Checks(scene), Day(scene, seconds / DAYS, seed), Callers(scene, 2.0, seed),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from appliance.peers.habits import QUESTIONS_END
 from control.core.states import LEGAL, Cause, State, transition_text
 from tests.bench.memory import memory, tcp_counts
 from tests.bench.soak_faults import NOTHING, Cost
@@ -61,10 +62,16 @@ class Ended:
 
 def excuse(end: Ended, habit: Habit, windows: list[Window]) -> Window | None:
     """The fault whose cost it is; None: it must not be."""
-    if end.reason.startswith(CORRUPT):
+    is_corrupt = end.reason.startswith(CORRUPT)
+    # One whose parts come further apart than active_quiet has two links (docs/configuration.md).
+    if is_corrupt and not (QUESTIONS_END in end.reason and end.quiet_s > habit.quiet[0]):
         return None
     asked = end.at - end.waited_s if end.waited_s is not None else end.at
     for window in reversed(windows):
+        if is_corrupt:
+            if window.cost.silent and (window.has(end.at) or window.has(end.at - end.quiet_s)):
+                return window
+            continue
         during = window.has(end.at) or window.has(asked)
         # A client that waits for an answer is awake, for however long it has said nothing.
         asleep = end.quiet_s > habit.awake_s and end.waited_s is None

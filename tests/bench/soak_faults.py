@@ -9,12 +9,15 @@ import random
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from appliance.lab import DaemonError, wait_until
+from control.dispatch.recall import READ_PATIENCE_S
+from control.store.owner import LEASE_S
 from tests.bench.direct import WAN
 from tests.bench.soak_scene import KEEPIDLE_S, KEEPINTVL_S, UP_S, Scene
 from tests.lab.fixtures import ip
@@ -24,6 +27,8 @@ OTHER_WAY: Final = "198.18.0.9"
 """Another address of the NAT router's on the appliance's link."""
 RIVAL_PORT: Final = 7990
 HOUR_S: Final = 3600
+DAMAGED: Final = "invalid page in block"
+"""In PostgreSQL's words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,15 @@ def reboot(scene: Scene, _: random.Random) -> None:
         scene.box.boot(scene.database)
 
 
-def power_cut(scene: Scene, chance: random.Random, another: bool = False) -> None:
+def power_cut(scene: Scene, chance: random.Random, another: bool = False, restored: bool = False) -> None:
+    """another: one has its place then. restored: it has its configuration from a backup then."""
     if scene.box.daemon.status()["counters"]["born"] > scene.clients:
         drain(scene, chance)  # of the simulated ones most have not spoken yet, and would be lost
     with scene.fleet.dumb():
         wait_until(scene.fleet_has_rows, UP_S, "all simulated clients have rows", 0.2)
+        backup = scene.box.back_up() if restored else None
         scene.box.kill()
-        scene.box.boot(scene.database, another)
+        scene.box.boot(scene.database, another, backup=backup)
     time.sleep(KEEPIDLE_S + KEEPINTVL_S)  # each that was lost has sent a probe
 
 
@@ -105,11 +112,29 @@ def hand_over(scene: Scene, _: random.Random) -> None:
     scene.box.restart()
 
 
+def upgrade(scene: Scene, _: random.Random) -> None:
+    scene.box.upgrade(scene.later())
+
+
 def freeze(scene: Scene, chance: random.Random) -> None:
+    with frozen(scene):
+        time.sleep(chance.uniform(2, 6))
+
+
+def long_freeze(scene: Scene, chance: random.Random) -> None:
+    with scene.fleet.dumb(), frozen(scene):
+        began = time.monotonic()
+        time.sleep(LEASE_S + 1)
+        rival(scene, chance)
+        time.sleep(max(began + 2 * LEASE_S - time.monotonic(), 0))
+
+
+@contextmanager
+def frozen(scene: Scene) -> Iterator[None]:
     pid = scene.box.daemon.pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(chance.uniform(2, 6))
+        yield
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -155,7 +180,7 @@ def rival(scene: Scene, _: random.Random) -> None:
     other = scene.lab.daemon({"paths": scene.box.config["paths"], "service": [elsewhere],
                               "network": {"interfaces": []}}, start=False)  # fmt: skip
     try:
-        other.start(60)
+        other.start(60, environment=scene.box.environment)
     except DaemonError as refused:
         if "belongs to instance" not in str(refused):
             raise
@@ -183,6 +208,14 @@ def database_cut(scene: Scene, _: random.Random) -> None:
 def database_locked(scene: Scene, chance: random.Random) -> None:
     with scene.database.locked():
         time.sleep(chance.uniform(2, 6))
+
+
+def database_damaged(scene: Scene, chance: random.Random) -> None:
+    met = scene.cluster.log().count(DAMAGED)
+    with scene.cluster.damaged("sleeping", every=4):
+        time.sleep(chance.uniform(READ_PATIENCE_S, 2 * READ_PATIENCE_S))
+    if scene.cluster.log().count(DAMAGED) == met:
+        raise RuntimeError("no damaged page was read")
 
 
 def database_full(scene: Scene, chance: random.Random) -> None:
@@ -267,9 +300,13 @@ FAULTS: Final = (
     Fault("power-cut", "it loses its power, and boots again", power_cut, replace(REBOOT, idle=True)),
     Fault("take-over", "it loses its power, and another one has its place by --take-over",
           partial(power_cut, another=True), replace(REBOOT, idle=True)),
+    Fault("restore", "it loses its power and its disk, and has its configuration from a backup",
+          partial(power_cut, restored=True), replace(REBOOT, idle=True)),
     Fault("clock", "it is rebooted, and its clock is an hour early or late, and set right later", clock, REBOOT),
     Fault("hand-over", "the service manager restarts it: awake connections are handed over", hand_over, share=2),
+    Fault("upgrade", "the same, and the next version has another schema, and hands over more", upgrade, share=0.5),
     Fault("freeze", "SIGSTOP of the daemon for 2 to 6 s", freeze),
+    Fault("long-freeze", "the same for twice the lease on its database, which a second daemon wants", long_freeze),
     Fault("reload", "SIGHUP with other quiet intervals, and after some seconds with those it had", reload),
     Fault("descriptors", "SIGHUP: 2 % of the descriptors are to be enough, for seconds", short_of("descriptors", 2)),
     Fault("no-descriptors", "the daemon may have three of them for 2 to 6 s, and has them", no_descriptors),
@@ -280,6 +317,7 @@ FAULTS: Final = (
     Fault("database-away", "PostgreSQL crashes, and is back after 2 to 10 s", database_away),
     Fault("database-cut", "every connection to PostgreSQL is ended", database_cut),
     Fault("database-locked", "another client of PostgreSQL locks the table of sleepers for 2 to 6 s", database_locked),
+    Fault("database-damaged", "every fourth page of sleepers is damaged in PostgreSQL for 5 to 10 s", database_damaged),
     Fault("database-full", "the disk of PostgreSQL's tables has no room for 2 to 10 s", database_full),
     Fault("server-killed", "SIGKILL of the server of most services, back within 3 s", server_killed("plain"),
           Cost(linked="plain", resets=True)),

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +28,12 @@ from appliance.lab.processes import python_environment
 from appliance.lab.service_manager import ServiceManager
 from appliance.lab.simulator import ClientState, Simulator, Unfinished
 from appliance.peers.habits import GIVEN_UP
+from control.store.owner import LEASE_S
 from tests.bench.direct import WAN
 from tests.databases import OPTIONS, Cluster, Postgres
 from tests.lab.echo import Echo
 from tests.lab.wrong_clock import WrongClock
+from tests.later import Later
 from tests.reboot import age_all, in_quarantine, quarantined, quarantines
 
 ATTACH_PORT: Final = 3128
@@ -48,7 +50,7 @@ DISK: Final = "8g"
 LOAD: Final = 0.85
 """Of the appliance's tables when all are there."""
 UP_S: Final = 120.0
-ASKED_S = 12.0
+ASKED_S = 2 * LEASE_S + 5
 """So long a client asks nothing after a server has asked it (appliance.peers.habits): longer than any outage."""
 DEFERRED_S: Final = 40.0
 """One whose row could not be written is asked for it again within it (ROOST_SLEEP_RETRY_S)."""
@@ -126,6 +128,8 @@ class Box:
     def __init__(self, lab: Lab, config: dict[str, Any], stack: ExitStack) -> None:
         self.lab = lab
         self.config = config
+        self.environment: Mapping[str, str] = {}
+        """Of the version that it runs."""
         self._stack = stack
         self._take_up()
 
@@ -136,24 +140,51 @@ class Box:
 
     def start(self, options: Sequence[str] = (), under: Sequence[str] = ()) -> None:
         """options: of `roost up`. under: a program that runs it, with its arguments."""
-        self.manager.start(UP_S, options, under)
+        self.manager.start(UP_S, options, under, self.environment)
 
-    def boot(self, database: Postgres, another: bool = False, under: Sequence[str] = ()) -> None:
+    def boot(self, database: Postgres, another: bool = False, under: Sequence[str] = (),
+             backup: Path | None = None) -> None:  # fmt: skip
         """The machine is on again: of the daemon that ended there is nothing but its database. All have been put back
-        when it returns. another: another machine has its place."""
+        when it returns. another: another machine has its place. backup: its configuration was lost, too, and
+        is in there."""
         dead = self.daemon
         if another:
             self._take_up()
-        if status := quarantined(self.lab, self.daemon):
-            raise RuntimeError(f"roost up --quarantine: exit status {status}")
+        self._quarantine()
         dead.unpin()
+        if backup is not None:
+            self._restore(backup)
+            self._quarantine()
         age_all(database)
         self.start(["--take-over"] if another else [], under)
         wait_until(lambda: not in_quarantine(self.lab), UP_S, "all rows are put back", 0.1)
 
+    def _quarantine(self) -> None:
+        if status := quarantined(self.lab, self.daemon, self.environment):
+            raise RuntimeError(f"roost up --quarantine: exit status {status}")
+
+    def back_up(self) -> Path:
+        """RuntimeError with what the command says if it failed."""
+        backup = self.daemon.config.with_suffix(".backup")
+        self._roost("backup", str(backup), "--force", "-c", str(self.daemon.config))
+        return backup
+
+    def _restore(self, backup: Path) -> None:
+        daemon = self.daemon
+        where = {"control_socket": daemon.control_socket, "pin_dir": daemon.pin_dir}  # not where they are by default
+        daemon.config.write_text("\n".join(["[paths]", *(f'{key} = "{path}"' for key, path in where.items()), ""]))
+        self._roost("restore", str(backup), "--with-config", "--force", "-c", str(daemon.config))
+
     def restart(self) -> None:
         self.manager.stop("restart", timeout_s=UP_S)
-        self.manager.start(UP_S)
+        self.manager.start(UP_S, environment=self.environment)
+
+    def upgrade(self, later: Later) -> None:
+        """Restart it as that version. RuntimeError if it has not become it."""
+        self.environment = later.environment
+        self.restart()
+        if f"to revision {later.revision}" not in self.daemon.log.read_text(errors="replace"):
+            raise RuntimeError(f"the daemon is not of the version whose schema is {later.revision}")
 
     def kill(self) -> None:
         self.daemon.kill()
@@ -171,11 +202,15 @@ class Box:
 
     def drain(self) -> None:
         """Every connection gets its row, and the daemon ends. RuntimeError with what the command says if it failed."""
-        argv = [sys.executable, "-m", "control.cli.main", "drain", "--yes", "--socket", str(self.daemon.control_socket)]
-        process = self.lab.run("box", argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=python_environment())
-        if process.wait():
-            assert process.popen.stdout is not None
-            raise RuntimeError(f"roost drain: {process.popen.stdout.read().decode()}")
+        self._roost("drain", "--yes", "--socket", str(self.daemon.control_socket))
+
+    def _roost(self, *words: str) -> None:
+        argv = [sys.executable, "-m", "control.cli.main", *words]
+        popen = self.lab.run("box", argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             env=python_environment(self.environment)).popen  # fmt: skip
+        said, _ = popen.communicate(timeout=UP_S)
+        if popen.returncode:
+            raise RuntimeError(f"roost {words[0]}: {said}")
 
     @contextmanager
     def changed(self, pattern: str, value: str) -> Iterator[None]:
@@ -345,6 +380,7 @@ class Scene:
     def __init__(self, clients: int, simulated: int, seed: int) -> None:
         self.clients, self.simulated, self.seed = clients, simulated, seed
         self._stack = ExitStack()
+        self._later: Later | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -370,6 +406,20 @@ class Scene:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:  # fmt: skip
         self._stack.close()
+
+    def build_later(self) -> None:
+        """Have the version that `later` is."""
+        tree = Path(self._stack.enter_context(tempfile.TemporaryDirectory())) / "later"
+        self._later = Later(tree, optimized=True)
+        self._later.add_facts()
+        self._later.build()
+
+    def later(self) -> Later:
+        """A version that hands over more than this one does, and whose schema is later than at any call before."""
+        if self._later is None:
+            raise RuntimeError("there is no later version: build_later")
+        self._later.add_revision()
+        return self._later
 
     def _config(self) -> dict[str, Any]:
         lab, server = self.lab, self.lab.address("lan", "eth0")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.peers.habits import QUESTIONS_END
 from tests.bench import soak, soak_faults, soak_scene
 from tests.bench.soak_checks import Ended, Window, excuse
 from tests.bench.soak_faults import AWAKE, NOTHING, Cost, Fault
@@ -19,6 +20,7 @@ from tests.bench.test_benches import assert_sound
 
 METERS, SESSIONS = (next(habit for habit in HABITS if habit.name == name) for name in ("meters", "sessions"))
 LONG_S = 1000.0
+SPLIT = f"wrong answer: b'WHAT 7f', of 7 bytes, {QUESTIONS_END}, from byte 1448 on"
 
 
 def ended(at: float, quiet_s: float = 0.1, waited_s: float | None = None, reason: str = "EOF") -> Ended:
@@ -39,6 +41,9 @@ def ended(at: float, quiet_s: float = 0.1, waited_s: float | None = None, reason
         (METERS, ended(22), AWAKE, False),
         (METERS, ended(100, quiet_s=85, waited_s=85), AWAKE, True),
         (METERS, ended(15, reason="wrong answer"), AWAKE, False),
+        (METERS, ended(15, quiet_s=3, reason=SPLIT), Cost(silent=True), True),
+        (METERS, ended(15, quiet_s=3, reason=SPLIT), AWAKE, False),
+        (METERS, ended(15, quiet_s=0.9, reason=SPLIT), Cost(silent=True), False),
         (METERS, ended(15), NOTHING, False),
         (METERS, ended(15), Cost(linked="plain"), True),
         (METERS, ended(15, quiet_s=LONG_S), Cost(linked="plain"), False),
@@ -46,7 +51,8 @@ def ended(at: float, quiet_s: float = 0.1, waited_s: float | None = None, reason
         (SESSIONS, ended(15, quiet_s=LONG_S), Cost(linked="session"), True),
     ],
     ids=["awake", "asleep", "waiting", "in IDLE", "in IDLE, without a row", "told late", "has a row", "before", "after",
-         "asked during it", "wrong", "costs none", "linked", "of its server, asleep", "of another server",
+         "asked during it", "wrong", "split", "split, where nothing is lost",
+         "split, and not quiet", "costs none", "linked", "of its server, asleep", "of another server",
          "persistent, asleep"],
 )  # fmt: skip
 def test_a_fault_excuses_what_it_may_cost(habit: Habit, end: Ended, cost: Cost, excused: bool) -> None:
@@ -135,6 +141,6 @@ def test_a_soak_of_some_seconds_loses_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_every_fault_once() -> None:
     assert_sound(soak.run(minutes=4, clients=1000, simulated=20_000, seed=2))
