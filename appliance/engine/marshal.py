@@ -109,6 +109,8 @@ def c_service(spec: ServiceSpec) -> Any:
         setattr(raw, name, int(getattr(spec, name)))
     _fill_class(raw.policy, spec)
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
+    if spec.source:
+        ffi.memmove(raw.source, pack_address(spec.source), 16)
     raw.limit_us = [list(limit) for limit in spec.limits]
     raw.connections = list(spec.connections)
     raw.servers = len(spec.servers)

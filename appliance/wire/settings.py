@@ -128,6 +128,8 @@ class ServiceSpec:
     persistent: bool = False
     unreachable: bool = False
     as_client: bool = False
+    source: str = ""
+    """The address that servers see, those of its family; empty: the one that the kernel chooses."""
     fail_closed: bool = False
     proxy_header: int = 0
     by_daemon: bool = False

@@ -209,6 +209,7 @@ struct roost_service {
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
     uint8_t transparent;         /* listen is the server's own address, for which a router answers */
     uint8_t as_client;           /* servers see the client's address, and its port where that is free */
+    uint8_t source[16];          /* else this one, those of its family; all zeros: the one that the kernel chooses */
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
     uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */

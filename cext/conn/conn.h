@@ -150,7 +150,8 @@ void roost_listings_back(struct roost_engine *e, const struct roost_key *key, co
 
 /* ports.c */
 /* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held);
+int roost_ports_connect(struct roost_engine *e, const struct roost_service *s, const struct roost_server *to,
+                        bool held);
 
 /* steering.c. 0 or -errno with a sentence in why. */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, struct roost_reason *why);

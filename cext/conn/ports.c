@@ -63,11 +63,15 @@ void roost_link_ports_unreserve(roost_engine *e) {
     roost_unlock(e);
 }
 
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held) {
+int roost_ports_connect(struct roost_engine *e, const struct roost_service *s, const struct roost_server *to,
+                        bool held) {
     struct roost_key key = {.client_port = htons(to->port)};
     uint32_t ports = (uint32_t)(e->link_port_last - e->link_port_first) + 1;
     memcpy(key.client, to->address, sizeof(key.client));
-    int error = local_address(to->address, key.local);
+    const uint8_t *source = roost_source(s, to);
+    if (source)
+        memcpy(key.local, source, sizeof(key.local));
+    int error = source ? 0 : local_address(to->address, key.local);
     for (int tries = 0; !error && ports > 0 && tries < TRIES; ports--) {
         uint16_t port = e->link_port_next;
         e->link_port_next = port == e->link_port_last ? e->link_port_first : port + 1;

@@ -54,7 +54,7 @@ static int connect_to(struct roost_engine *e, const struct roost_service *s, con
         return ends[0];
     }
     if (!s->as_client)
-        return s->persistent ? roost_ports_connect(e, to, held) : roost_connect(to, held, NULL, 0);
+        return s->persistent ? roost_ports_connect(e, s, to, held) : roost_connect(to, held, roost_source(s, to), 0);
     int fd = roost_connect(to, held, key->client, key->client_port);
     /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server
      * then sees the client's address with another port. */
@@ -271,7 +271,7 @@ void roost_ready_turn(struct roost_engine *e) {
             uint32_t i = l->ready.next++ % l->ready.count;
             struct roost_ready_link *link = &l->ready.link[i];
             bool wanted = !e->pressure_told && roost_pool_is_up(&l->pool, &link->to);
-            roost_ready_link_tend(link, wanted, lifetime_ms(l, i), e->now_ms);
+            roost_ready_link_tend(link, wanted, roost_source(&l->service, &link->to), lifetime_ms(l, i), e->now_ms);
         }
     }
 }

@@ -30,6 +30,11 @@ static int bind_to(int fd, const uint8_t from[16], uint16_t port_be) {
     return bind(fd, (struct sockaddr *)&local, size);
 }
 
+const uint8_t *roost_source(const struct roost_service *service, const struct roost_server *to) {
+    const bool any = roost_address_is_any(service->source);
+    return !any && roost_address_is_v4(service->source) == roost_address_is_v4(to->address) ? service->source : NULL;
+}
+
 int roost_connect(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be) {
     int one = 1, zero = 0, fd = roost_socket_for(to->address, from != NULL);
     if (fd < 0)

@@ -7,6 +7,8 @@
 
 #include "cext/base/types.h"
 
+/* The address that a service's links to this server are to have; NULL: the one that the kernel chooses. */
+const uint8_t *roost_source(const struct roost_service *service, const struct roost_server *to);
 /* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port. held:
  * the handshake is ended by what is sent first. A descriptor or -errno. */
 int roost_connect(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be);

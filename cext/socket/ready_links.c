@@ -89,14 +89,15 @@ static void failed(struct roost_ready_link *l, uint64_t now_ms) {
         l->failures++;
 }
 
-static void begin(struct roost_ready_link *l, uint64_t now_ms) {
-    l->fd = roost_connect(&l->to, false, NULL, 0);
+static void begin(struct roost_ready_link *l, const uint8_t *from, uint64_t now_ms) {
+    l->fd = roost_connect(&l->to, false, from, 0);
     l->since_ms = now_ms;
     if (l->fd < 0)
         failed(l, now_ms);
 }
 
-void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t ready_ms, uint64_t now_ms) {
+void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, const uint8_t *from, uint32_t ready_ms,
+                           uint64_t now_ms) {
     if (l->fd >= 0 && !wanted) {
         end(l);
         l->failures = 0;
@@ -113,7 +114,7 @@ void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t rea
         l->again_ms = 0;
     }
     if (l->fd < 0 && wanted && !l->left && now_ms >= l->again_ms)
-        begin(l, now_ms);
+        begin(l, from, now_ms);
 }
 
 uint32_t roost_ready_links_made(const struct roost_ready_links *r, const struct roost_server *to) {

@@ -34,8 +34,10 @@ int roost_ready_links_set(struct roost_ready_links *r, const struct roost_servic
 int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to);
 /* Keeps a link that its client leaves, and which has nothing more to say to that one. False: there is no place for it. */
 bool roost_ready_links_leave(struct roost_ready_links *r, const struct roost_server *to, int fd, uint64_t now_ms);
-/* Looks after one of them: makes it, or ends it when that is due. wanted: its server may have links, and there is room. */
-void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t ready_ms, uint64_t now_ms);
+/* Looks after one of them: makes it, or ends it when that is due. wanted: its server may have links, and there is room. from: its
+ * address, or NULL (roost_connect). */
+void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, const uint8_t *from, uint32_t ready_ms,
+                           uint64_t now_ms);
 /* How many are made, to this server. */
 uint32_t roost_ready_links_made(const struct roost_ready_links *r, const struct roost_server *to);
 void roost_ready_links_close(struct roost_ready_links *r);

@@ -138,6 +138,10 @@ class Config(Section):
             return f"{' ' if problem[0] != ':' else ''}{problem}"
         if problem := service.problem_of_ready_links():
             return f": {problem}"
+        moves = service.shows_client or service.own_source
+        if self.standby.address and service.interface == "persistent" and not moves:
+            return (" is persistent, and the other machine of [standby] is to go on with its servers' connections: "
+                    "source must name the address that servers see, one that moves, too")  # fmt: skip
         if not self.router.lan and (service.transparent or service.source == "client"):
             key = "transparent = true" if service.transparent else 'source = "client"'
             return f" has {key}: [router] must name its lan interfaces"

@@ -14,9 +14,11 @@ from appliance.wire import SERVERS_MAX, endpoint_text
 from control.config.limits import ServiceLimits
 from control.config.sections import Policy, Section, Table
 from control.config.values import (
+    WHOSE,
     Duration,
     Endpoint,
     ServerText,
+    Source,
     ToEngine,
     is_name,
     parse_endpoint,
@@ -136,9 +138,11 @@ class Service(Policy):
         description="`listen` is the server's own address and port, for which the router answers; `0.0.0.0` or `[::]`: "
         "every server behind `[router] lan`",
     )
-    source: Literal["client", "appliance"] | None = Field(
+    source: Source | None = Field(
         None,
-        description="whose address the server sees; the client's by default where the service is transparent",
+        description="whose address the server sees: `client`, the default where the service is transparent, or "
+        "`appliance`, or this one of the appliance's addresses, towards servers of its family. Of two machines "
+        "(`[standby]`) a persistent service needs one that moves from one to the other, as its servers' connections do",
     )
     proxy_protocol: Annotated[Literal["none", "v1", "v2"], ToEngine("proxy_header")] = Field(
         "none",
@@ -234,6 +238,16 @@ class Service(Policy):
         return self.model_copy(update={"server": None, "servers": tuple(found)[:SERVERS_MAX]})
 
     @property
+    def shows_client(self) -> bool:
+        """Whether servers see the client's address."""
+        return (self.source or ("client" if self.transparent else "appliance")) == "client"
+
+    @property
+    def own_source(self) -> str:
+        """The address of the appliance's that servers are to see; empty: the one that the kernel chooses."""
+        return self.source if self.source and self.source not in WHOSE else ""
+
+    @property
     def own_address(self) -> str:
         """The server that is the address that the service listens at; empty: there is none. A transparent service
         listens at its server's address."""
@@ -283,6 +297,9 @@ class Service(Policy):
             families = {":" in host for host in hosts if not is_name(host)}
             if len(families) > 1:
                 return ': with source = "client" listen and server are both IPv4 or both IPv6'
+        for host, _ in map(parse_server, self.every_server if self.own_source else ()):
+            if not is_name(host) and (":" in host) != (":" in self.own_source):
+                return f': source = "{self.own_source}" and the server {host} must both be IPv4 or both IPv6'
         return ""
 
     def problem_of_ready_links(self) -> str:
@@ -294,7 +311,7 @@ class Service(Policy):
             return f"{key} and proxy_protocol, whose header says whose the link is: it can be no other client's"
         if self.interface == "persistent":
             return f'{key} and interface = "persistent": a client keeps its link while it sleeps'
-        if (self.source or ("client" if self.transparent else "appliance")) == "client":
+        if self.shows_client:
             return f"{key} need source = \"appliance\": a link that shows the client's address can be no other client's"
         if not self.every_server:
             return f"{key} need `server`: which server a client means is not known before"

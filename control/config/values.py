@@ -190,6 +190,20 @@ def _address(value: object) -> str:
 
 Address = Annotated[str, BeforeValidator(_address)]
 
+WHOSE: Final = ("client", "appliance")
+
+
+def _source(value: object) -> str:
+    if value in WHOSE:
+        return str(value)
+    try:
+        return _address(value)
+    except ValueError:
+        raise ValueError(f'"{value}" is neither {", ".join(WHOSE)} nor an address') from None
+
+
+Source = Annotated[str, BeforeValidator(_source)]
+
 
 def parse_network(text: str, strict: bool = True) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     """As ipaddress has it, and without a zone, which may be any text (`fe80::1%eth0`). Raises ValueError."""

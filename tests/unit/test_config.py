@@ -92,6 +92,16 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             '[[service]] "a": ready_links need source = "appliance"',
         ),
         (
+            SERVICE + 'source = "2001:db8::1"',
+            '[[service]] "a": source = "2001:db8::1" and the server 192.0.2.2 must both be IPv4 or both IPv6',
+        ),
+        (
+            '[paths]\ndatabase = "postgresql://db/roost"\n[standby]\naddress = "192.0.2.1"\n'
+            + SERVICE
+            + 'interface = "persistent"',
+            '[[service]] "a" is persistent, and the other machine of [standby] is to go on with its servers',
+        ),
+        (
             SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"') + "ready_links = 1",
             '[[service]] "a": kind = "held" has no server, and no key about one',
         ),
