@@ -26,6 +26,8 @@ log = logging.getLogger("roost.router")
 
 TABLE: Final = 5200
 PRIORITY: Final = 5200
+KERNELS: Final = 2
+"""RTPROT_KERNEL: systemd-networkd takes every other rule away that is not its own, when it begins."""
 FORWARDING: Final = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 _NO_IPV6: Final = {EACCES, EAFNOSUPPORT, EOPNOTSUPP}
@@ -76,6 +78,7 @@ def _each(verb: str, done: list[str], *ignored: int) -> None:
     with IPRoute() as ip:
         loopback = ip.link_lookup(ifname="lo")[0]
         for family in _FAMILIES:
-            carry_out("routing rule", ip.rule, family=family, fwmark=mark, fwmask=mask, table=TABLE, priority=PRIORITY)
+            carry_out("routing rule", ip.rule, family=family, fwmark=mark, fwmask=mask, table=TABLE, priority=PRIORITY,
+                      protocol=KERNELS)  # fmt: skip
             carry_out("local route", ip.route, family=family, type="local", dst=_ANYWHERE[family], table=TABLE,
                       oif=loopback, scope=254)  # fmt: skip

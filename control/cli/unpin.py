@@ -50,7 +50,7 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
         lock = InstanceLock(config)
         try:
             there = not pinned or enter_namespace(str(pins))
-            if pinned and there and config.standby.address:
+            if there and config.standby.address:
                 left = _has_left(config.standby.address)
             if pinned:
                 unpin(str(pins))
@@ -64,7 +64,7 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
             lock.release()
     if as_json:
         done: dict[str, Any] = {"closed": closed} if pinned else {}
-        if pinned and config.standby.address:
+        if config.standby.address:
             done["address_left"] = left
         click.echo(json.dumps({"pin_dir": str(pins), "unpinned": pinned, **done}))
     elif pinned:
@@ -77,8 +77,8 @@ def command(config_path: str | None, yes: bool, as_json: bool) -> None:
 
 
 def _has_left(address: str) -> bool:
-    """Waits until this machine does not have the address: without what is pinned, the kernel would reset whoever is
-    heard at it. False: it has it still."""
+    """Waits until this machine does not have the address: without what is pinned, or the quarantine of one that was
+    drained, the kernel would reset whoever is heard at it. False: it has it still."""
     from control.daemon.standby import AWAY_S, LOOK_S, is_here
 
     if not is_here(address):

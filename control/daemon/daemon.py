@@ -246,7 +246,7 @@ class Daemon:
         if standby := config.standby.address:
             store.watch_lease(engine.lease)
             engine.share_cookies(store.cookie_secret, wall_offset_ms())
-        if found.other_boot:
+        if found.other_boot or (found.unseen and not found.states[State.SLEEP]):  # of a boot before, perhaps
             silence.begin("rows")
         dispatcher.states = list(found.states)
         for port in found.ports:

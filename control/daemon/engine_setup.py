@@ -6,10 +6,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
+from math import inf
 from typing import Final
 
 from appliance.box import sysctls
@@ -33,6 +36,9 @@ FILL_PERCENT: Final = 92
 """Of the records of IDLE connections, when room for more of them is made (GROW_PERCENT in cext/life/growth.c)."""
 
 
+ROUTES_S: Final = 5.0
+"""How often it is looked whether the router's rule and routes are there."""
+
 DIAL_SPARE_S: Final = 1.0
 """How long a router waits for the outcome of dialling a client, beyond the time that it may take."""
 
@@ -55,15 +61,25 @@ def engine_options(config: Config, max_awake: int, next_id: int) -> EngineOption
     )
 
 
+def _keep_routes() -> None:
+    """systemd-networkd, `netplan apply` and `ip rule flush` take rules away that are not theirs."""
+    try:
+        if open_routes(forwards=False):
+            log.warning("the rule by which connections come to this machine, or its routes, had gone: made again")
+    except RouterError as error:
+        log.error("connections do not come to this machine: %s", error)
+
+
 class EngineSetup:
     """Tells the engine of interfaces, the router and the services, in the order in which one thing needs the other, and
     of what is not there yet as soon as it is (waiting)."""
 
     def __init__(self, engine: Engine, config: Config, waiting: Waiting,
                  lost: Callable[[str], None] = lambda what: None,
-                 heard_again: Callable[[str], None] = lambda what: None) -> None:  # fmt: skip
-        """lost, heard_again: called with the interface that is not heard any more, and when it is again."""
-        self._tell_lost, self._tell_heard = lost, heard_again
+                 found: Callable[[str], None] = lambda what: None) -> None:  # fmt: skip
+        """lost, found: called with the interface or service that is waited for at the start, or with the interface that
+        is not heard any more; and when it is there."""
+        self._tell_lost, self._tell_found = lost, found
         self._lost: set[str] = set()
         self._engine = engine
         self._config = config
@@ -83,6 +99,8 @@ class EngineSetup:
         says."""
         self._by_way: set[str] = set()
         """Where they are heard."""
+
+        self._routes_due = inf
 
         self._server_interfaces = (*named, *(("lo",) if self._local else ()))
         self.interfaces: dict[str, str] = {}
@@ -110,6 +128,7 @@ class EngineSetup:
                     undo.callback(close_routes)
             except RouterError as error:
                 raise DaemonError(f"[{'router' if router.lan else 'attach'}] {error}") from None
+            self._routes_due = time.monotonic() + ROUTES_S
         if router.lan:
             absent = self._config.absent
             dial_s = absent.dial_timeout + DIAL_SPARE_S if "dial" in absent.steps else 0
@@ -123,6 +142,18 @@ class EngineSetup:
         for name in names:
             self._waiting.attempt(f"interface {name}", partial(self._interface, name))
         self._look()
+        for what in self._waiting.steps:
+            self._is_lost(what)
+
+    def _is_lost(self, what: str) -> None:
+        if what not in self._lost:
+            self._lost.add(what)
+            self._tell_lost(what)
+
+    def _is_there(self, what: str) -> None:
+        if what in self._lost:
+            self._lost.discard(what)
+            self._tell_found(what)
 
     def _interface(self, name: str) -> None:
         """Hear it, and steer what arrives there, as far as that is to be and was not done yet."""
@@ -134,9 +165,7 @@ class EngineSetup:
             with _not_yet(ENODEV):
                 self._engine.steer(name, servers=not clients)
             self._steered.add(name)
-        if name in self._lost:
-            self._lost.discard(name)
-            self._tell_heard(f"interface {name}")
+        self._is_there(f"interface {name}")
 
     def _hear(self, name: str) -> None:
         if name in self.interfaces:
@@ -156,6 +185,9 @@ class EngineSetup:
     def _look(self) -> None:
         """What is attached to an interface goes with it. One that has gone, or was made anew, is waited for."""
         self._vlans.look()
+        if (now := time.monotonic()) >= self._routes_due:
+            self._routes_due = now + ROUTES_S
+            threading.Thread(target=_keep_routes, name="roost-routes", daemon=True).start()  # pyroute2 has its own loop
         if self._local:
             self._local.look(self._added.values())
         for name, index in list(self._indexes.items()):
@@ -164,9 +196,7 @@ class EngineSetup:
             del self._indexes[name]
             self.interfaces.pop(name, None)
             self._steered.discard(name)
-            if name not in self._lost:
-                self._lost.add(name)
-                self._tell_lost(f"interface {name}")
+            self._is_lost(f"interface {name}")
             lost = "it has gone, or was made anew, and nothing is heard there; `ip link` lists those there are"
             self._waiting.begin_again(f"interface {name}", partial(self._interface, name), lost)
 
@@ -198,6 +228,7 @@ class EngineSetup:
             raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
         self._added[spec.index] = spec
         self._closed.discard(spec.index)
+        self._is_there(_waits(service.name))
         self._tell_of_births(service)
 
     def _tell_of_births(self, service: Service) -> None:
@@ -231,6 +262,7 @@ class EngineSetup:
     def take_out(self, number: int, name: str) -> None:
         """No new clients for this service; those that it has go on."""
         self._waiting.drop(_waits(name))
+        self._is_there(_waits(name))
         if number in self._added:
             self._waiting.attempt(_closes(name), partial(self._close, number, name))
 

@@ -253,7 +253,8 @@ class StandingBy:
             if not taken:
                 if self.mirror is not None:
                     self.mirror.engine.close()
-                quarantine.end(self._config.instance)
+                if not is_here(self._config.standby.address):  # else the kernel would reset whoever is heard
+                    quarantine.end(self._config.instance)
         return taken
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -61,6 +61,11 @@ class Waiting:
         self.told: list[str] = []
         """A sentence for each thing that is waited for, for the status; always the same list."""
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What they are for, of those that wait."""
+        return tuple(self._steps)
+
     def attempt(self, what: str, step: Callable[[], None]) -> None:
         """Make a step now, or when what it needs is there. Raises what it raises but NotYetError."""
         try:

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 import pytest
 from pyroute2 import IPRoute
 
+from appliance.box.router import PRIORITY
 from appliance.lab import Lab
+from control.daemon.engine_setup import ROUTES_S
 from tests.lab.bad_day import PROBE_S, Box
 from tests.lab.fixtures import ip
 
@@ -51,6 +53,17 @@ def test_an_interface_that_goes_and_comes_back_with_another_index_costs_no_clien
         box.all_answered()
         box.history_is_whole()
         assert box.attention() == {}
+
+
+def test_a_routing_rule_that_is_removed_is_made_again(lab: Lab) -> None:
+    """systemd-networkd takes rules of others away when it is restarted, `ip rule flush` all of them."""
+    with Box(lab, router={}) as box:
+        for family in ("-4", "-6"):
+            ip(lab, "box", family, "rule", "del", "pref", str(PRIORITY))
+        box.pause(ROUTES_S + 2)
+        box.all_answered()
+        box.history_is_whole()
+        assert box.logged("the rule by which connections come to this machine, or its routes, had gone")
 
 
 @contextmanager

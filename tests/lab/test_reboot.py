@@ -53,6 +53,32 @@ def test_a_reboot_resets_none(service: dict[str, Any], router: dict[str, Any] | 
         assert clients.say(CLIENTS).answered == CLIENTS
 
 
+@pytest.mark.parametrize(("interface", "late"), [("transient", "wan0"), ("persistent", "lan0")])
+def test_an_interface_that_comes_late_resets_none(interface: str, late: str) -> None:
+    """Rows are in the table long before."""
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT, policy=QUIET, service={"interface": interface}))
+        clients = lab.swarm()
+        at = lab.address("box", "wan0"), PORT
+        options = {"keepidle_s": PROBE_S, "keepintvl_s": PROBE_S, "keepcnt": 100}
+        assert clients.connect(CLIENTS, at, **options).connected == CLIENTS
+        wait_until(asleep(daemon), 20, "all sleep")
+        daemon.terminate()
+        assert quarantined(lab, daemon) == 0
+        daemon.unpin()
+        lab.remove_link("box", late)
+        try:
+            daemon.start()
+            assert daemon.status()["waiting"]
+            time.sleep(2)
+            assert in_quarantine(lab)
+        finally:
+            lab.renew_link("box", late)
+        wait_until(lambda: not in_quarantine(lab), 20, "nothing is waited for")
+        assert clients.say(CLIENTS).answered == CLIENTS
+
+
 @pytest.mark.parametrize(
     ("told", "interface", "kept"),
     [("stopping", "transient", CLIENTS), ("stopping", "persistent", CLIENTS), ("running", "transient", 0)],

@@ -92,6 +92,9 @@ def pair_of(lab: Lab, url: str, service: dict[str, Any] | None = None, policy: d
         "paths": {"database": url},
         "standby": {"address": lab.address("box", "wan0"), "lease": LEASE_S},
     }
+    for one in config["service"]:
+        if one.get("interface") == "persistent":
+            one["source"] = lab.address("box", "lan0", 6 if "[" in one["server"] else 4)
     if awake:
         one = config["service"][0]
         listen = one["listen"].replace(f":{PORT}", f":{PORT + 1}")
@@ -198,6 +201,23 @@ def test_a_client_whose_handshake_the_first_one_began_is_answered_by_the_second(
         pair.print_logs()
 
 
+@pytest.mark.parametrize("drains", [False, True], ids=["dies", "drained"])
+def test_sessions_go_on_with_their_servers_at_the_address_that_moves(drains: bool) -> None:
+    with closing(Cluster()) as cluster, Lab(clients=CLIENTS) as lab:
+        pair = pair_of(lab, Postgres(cluster).url, {"interface": "persistent"})
+        join(pair)
+        if drains:
+            assert drained(lab, pair.first).returncode == 0
+            assert pair.first.process.wait(5) == 0
+        else:
+            pair.first.kill()
+            lab.cut("box")
+        lab.move_addresses("box", "box2")
+        pair.asleep(pair.second)
+        pair.all_answered()
+        pair.print_logs()
+
+
 def test_what_woke_slept_again_and_ended_meanwhile_is_as_the_first_one_left_it(pair: Pair) -> None:
     pair.follows()
     pair.clients.say(CLIENTS)  # rows with other sequence numbers
@@ -263,10 +283,15 @@ def test_one_that_is_drained_hands_over_what_was_awake_and_what_had_no_row() -> 
         pair.print_logs()
 
 
-def test_one_from_which_roost_is_removed_leaves_the_sleepers_to_the_other(pair: Pair) -> None:
+@pytest.mark.parametrize("drains", [False, True], ids=["stopped", "drained"])
+def test_one_from_which_roost_is_removed_leaves_the_sleepers_to_the_other(pair: Pair, drains: bool) -> None:
     """As vagrant/debian/prerm does it; keepalived moves the address some seconds later."""
     pair.follows()
-    assert pair.first.terminate() == 0
+    if drains:
+        assert drained(pair.lab, pair.first).returncode == 0
+        assert pair.first.process.wait(5) == 0
+    else:
+        assert pair.first.terminate() == 0
     command = [sys.executable, "-m", "control.cli.main", "unpin", "--yes", "-c", str(pair.first.config)]
     removal = pair.lab.run("box", command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            env=python_environment()).popen  # fmt: skip
@@ -276,9 +301,25 @@ def test_one_from_which_roost_is_removed_leaves_the_sleepers_to_the_other(pair: 
     pair.lab.move_addresses("box", "box2")
     said, _ = removal.communicate(timeout=20)
     assert removal.returncode == 0
-    assert "unpinned; the rows of those in SLEEP are the other machine's" in said
+    assert ("nothing is pinned" if drains else "unpinned; the rows of those in SLEEP are the other machine's") in said
     pair.asleep(pair.second)
     pair.all_answered()
+
+
+def test_one_that_has_the_address_and_waits_is_silent_while_it_is_restarted() -> None:
+    """It cannot have the connections before the database is back."""
+    with with_the_database_elsewhere() as pair:
+        pair.follows()
+        pair.lab.nft("box2", NO_DATABASE)
+        pair.first.kill()
+        pair.lab.move_addresses("box", "box2")
+        wait_until(lambda: "and waits: " in pair.second.log.read_text(), 20, "it waits")
+        pair.second.terminate()
+        time.sleep(2 * PROBED["keepidle_s"])  # each client asks whether the connection is alive
+        pair.lab.nft("box2", "delete table inet cut")
+        pair.second.begin()
+        pair.asleep(pair.second)
+        pair.all_answered()
 
 
 def test_a_stop_while_the_connections_are_being_given_up_waits_for_them(pair: Pair) -> None:
