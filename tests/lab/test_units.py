@@ -91,3 +91,9 @@ def test_the_daemon_needs_no_more_than_its_unit_lets_it(tmp_path: Path) -> None:
         assert swarm.stats().open == CLIENTS
         manager.shutdown(socket.SHUT_RD)
         listening.join(5)
+
+
+def test_the_daemon_ends_before_its_addresses_go_and_is_begun_by_nobody_who_only_needs_it() -> None:
+    assert "keepalived.service" in setting("roost", "After")
+    assert setting("roost-api", "After") == ["roost.service"]
+    assert [setting("roost-api", how) for how in ("Wants", "Requires", "BindsTo", "Upholds")] == [[], [], [], []]
