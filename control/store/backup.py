@@ -46,9 +46,9 @@ def copy(path: str, to: str) -> tuple[str, int]:
         return revision, made.execute("SELECT count(*) FROM sleeping").fetchone()[0]
 
 
-def make_ready(path: str, revision: str) -> None:
-    """Check a copy that was made elsewhere, by whomever, and let it belong to whichever daemon opens it. Raises
-    StoreError, and OSError where there is no room."""
+def make_ready(path: str, revision: str) -> int:
+    """Check a copy that was made elsewhere, by whomever, and let it belong to whichever daemon opens it; how many API
+    tokens are good by it, unless they have expired. Raises StoreError, and OSError where there is no room."""
     with _told(path, path), closing(_connect(path)) as copied:
         copied.execute("PRAGMA trusted_schema=OFF")
         for (sql,) in copied.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL"):
@@ -59,6 +59,9 @@ def make_ready(path: str, revision: str) -> None:
             raise StoreError("the database in the backup has another revision than the backup says")
         copied.execute("PRAGMA journal_mode=DELETE")
         copied.execute("DELETE FROM owner")
+        if not copied.execute("SELECT 1 FROM sqlite_schema WHERE name = 'tokens'").fetchone():
+            return 0  # of an earlier version
+        return int(copied.execute("SELECT count(*) FROM tokens WHERE revoked_at IS NULL").fetchone()[0])
 
 
 def refuse_running(path: str, me: Owner) -> bool:

@@ -15,6 +15,7 @@ appended  rows of `attaches`, `snapshots` and `audit`, in order; those of each b
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from appliance.wire import LOW_BITS
 from control.store.appended import Row
 from control.store.numbers import Numbers
 from control.store.schema import HISTORY, Keyed, references_of
-from control.store.sleeping import number_of
+from control.store.sleeping import Committed, number_of
 
 APPENDED_BOUND: Final = 20_000
 """Rows that wait to be appended to a table, some 700 bytes each, some kB where long requests were refused."""
@@ -136,6 +137,10 @@ class Batch:
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
     appended: list[Row] = field(default_factory=list)
     queued_keyed: int = 0
+    mark: int = field(default_factory=lambda: secrets.randbits(62))
+    """Stands in the database when it is committed."""
+    slept: list[Committed] = field(default_factory=list)
+    """What it has put into `sleeping`."""
     settled: bool = False  # it is committed, all of it
 
     def __bool__(self) -> bool:

@@ -133,6 +133,7 @@ class Store(Latest):
         self._gathering = False  # the writer waits for more
         self._closing = False
         self._prepared = self._awaited = False
+        self._doubtful: Batch | None = None  # whether it is committed is not known
         self._wanted_services: dict[str, int] = {}
         self.cookie_secret = (0, 0)
         """Of SYN cookies: two numbers of 64 bits, which both machines of a pair have."""
@@ -579,7 +580,7 @@ class Store(Latest):
                 while not self._closing and (left := began + self._pause(failures) - time.monotonic()) > 0:
                     self._wake.wait(left)
                 self._gathering = False
-                batch = self._being_written = self._queues.take(self._batch)
+                batch = self._being_written = self._doubtful or self._queues.take(self._batch)
             try:
                 if not self._prepared:
                     self._prepare()
@@ -588,7 +589,10 @@ class Store(Latest):
                 self._keep_file()
                 # After an error even an empty batch is written: only a commit proves that the database is back.
                 if batch or self._status.error or self._ownership.due:
-                    self._unheard.update((one[0], one) for one in self._write(batch))
+                    if self._doubtful is None or not self._is_committed(batch):
+                        self._write(batch)
+                    self._doubtful = None
+                    self._unheard.update((one[0], one) for one in batch.slept)
                     self._settle(batch)
                     batch = Batch()
                     self._keep_file()
@@ -597,8 +601,9 @@ class Store(Latest):
             except Exception as error:
                 # Not only SQLAlchemyError: whatever a driver raises, the rows must not be lost and must be tried again.
                 with self._wake:
-                    self._queues.put_back(batch)
-                    self._being_written = Batch()
+                    if self._doubtful is None or closing or isinstance(error, FencedError):
+                        self._queues.put_back(batch)
+                        self._being_written = Batch()
                 self._note_failure(error)
                 failures += 1
                 self.fenced = isinstance(error, FencedError)
@@ -622,6 +627,7 @@ class Store(Latest):
     def _settle(self, batch: Batch) -> None:
         """What is committed is not written again."""
         with self._wake:
+            self._status.written_history += len(batch.rows)
             self._settled_rows += len(batch.rows) + len(batch.appended)
             self._settled_keyed += batch.queued_keyed
             if self._history.settle():
@@ -640,8 +646,14 @@ class Store(Latest):
         full = self._queues.writable_rows >= self._batch or len(self._queues.ops) >= self._batch
         return 0.0 if full else GATHER_S if self._queues.urgent else RELAXED_GATHER_S
 
-    def _write(self, batch: Batch) -> list[sleeping.Committed]:
-        """One transaction; returns the rows that are now committed in `sleeping`."""
+    def _is_committed(self, batch: Batch) -> bool:
+        """Of one whose commit was not answered."""
+        with self._writer_engine.connect() as connection:
+            return get_meta(connection, "batch") == batch.mark
+
+    def _write(self, batch: Batch) -> None:
+        """One transaction; batch.slept are the rows that are committed in `sleeping` then."""
+        self._doubtful = None
         began = time.monotonic()
         slept: list[sleeping.Committed] = []
         gone = list(batch.gone)
@@ -677,13 +689,13 @@ class Store(Latest):
             if batch.appended:
                 appended.write(connection, batch.appended)
             set_meta(connection, "max_id", self._max_id)
+            set_meta(connection, "batch", batch.mark)
             starting.keep_alive(connection, self._boot_id)
             if dropped != self._run_dropped and self._run_number is not None:
                 starting.note_dropped(connection, self._run_number, dropped)
+            batch.slept, self._doubtful = slept, batch
         self._run_dropped = dropped
-        self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
-        return slept
 
     def _write_history(self, connection: Connection, packed: bytes) -> None:
         self._max_id = max(self._max_id, max(references_of(packed), default=0))

@@ -28,6 +28,7 @@ from control.core.states import Cause, State
 from control.export.export import Export
 from control.store import file, reading, schema, sleeping
 from control.store import store as module
+from control.store.appended import Snapshot
 from control.store.database import (
     SERVER_LIMITS,
     StoreError,
@@ -144,10 +145,10 @@ def test_who_is_asleep_is_known_once_all_about_him_is_written(
     writing, write = threading.Event(), Store._write
     resume = threading.Event()
 
-    def held_up(self: Store, batch: Any) -> list[Committed]:
+    def held_up(self: Store, batch: Any) -> None:
         writing.set()
         assert resume.wait(10)
-        return write(self, batch)
+        write(self, batch)
 
     monkeypatch.setattr(Store, "_write", held_up)
     store.add(deletes=[(packed, 11)], stale=[one for one in slept.generations if one[0] == sleepers[1][0]])
@@ -477,6 +478,37 @@ def test_a_batch_that_postgresql_cuts_short_is_written_once(
     assert (len(slept.slept), len(store.recent_history()), cuts) == (1, 1, [])
 
 
+@pytest.mark.parametrize("commits", [True, False], ids=["committed", "rolled back"])
+def test_a_batch_whose_commit_is_not_answered_is_written_once(
+    make: Callable[..., Store], slept: Recorder, database: Database, monkeypatch: pytest.MonkeyPatch, commits: bool
+) -> None:
+    """The server has it, or not: the connection ends before it says so."""
+    store = make()
+    store.add([row(1, 1)])
+    assert written(store)
+    dialect, losses = store._writer_engine.dialect, [1]
+    end = dialect.do_commit if commits else dialect.do_rollback
+
+    def lose_the_answer(connection: Any) -> None:
+        if not losses:
+            return dialect_commit(connection)
+        losses.pop()
+        end(connection)
+        raise database.Error("the answer is lost")
+
+    dialect_commit = dialect.do_commit
+    monkeypatch.setattr(dialect, "do_commit", lose_the_answer)
+    store.append(Snapshot(10**12, 60_000, 1, "", "{}"))
+    store.add([row(2, 2), row(3, 3)], [sleeper(2, 2)])
+    until(lambda: slept.slept)
+    assert written(store)
+    assert losses == []
+    assert [row["id"] for row in store.recent_history()] == [1, 2, 3]
+    assert len(database.execute("SELECT * FROM snapshots")) == 1
+    assert slept.slept == [(sleeper(2, 2)[0], 2)]
+    assert (store.status.written_history, store.status.pending_history, store.status.text) == (3, 0, "ok")
+
+
 def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
     make: Callable[..., Store], slept: Recorder, database: Database
 ) -> None:
@@ -645,10 +677,10 @@ def test_whoever_asks_for_history_sees_what_waits_for_a_slow_commit(
 ) -> None:
     store, write, taken, go_on = make(), Store._write, threading.Event(), threading.Event()
 
-    def slow(self: Store, batch: Any) -> list[Committed]:
+    def slow(self: Store, batch: Any) -> None:
         taken.set()
         assert go_on.wait(30)
-        return write(self, batch)
+        write(self, batch)
 
     store.add([row(1, 1)])
     assert written(store)
