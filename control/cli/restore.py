@@ -73,6 +73,9 @@ def _tell(told: dict[str, Any], file: str) -> None:
     when = f"{datetime.fromtimestamp(at_s):%Y-%m-%d %H:%M:%S}, {span(max(round(time.time() - at_s), 0))} ago"
     what = f"{told['sleeping']:,} sleeping connections are in {told['database']}" if told["database"] else "no database"
     click.echo(f'instance "{told["instance"]}" of {told["host"]}, {when}: {what}')
+    if told["tokens"]:
+        click.echo(f"{told['tokens']:,} API tokens are good as they were then, also those that were revoked since: see "
+                   "`roost token list`")  # fmt: skip
     if told["replaced"]:
         click.echo(f"the database that was there is {told['replaced']} now")
     for path in told["put"]:
@@ -113,7 +116,7 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
     if not path and not with_config:
         raise archive.ArchiveError("its database is PostgreSQL's, which pg_restore puts back, and the configuration is "
                                    "put in its place by --with-config alone")  # fmt: skip
-    damaged = _refuse_running(config, path, stack)
+    damaged, tokens = _refuse_running(config, path, stack), 0
     for place in filter(None, (path, *places)):
         if os.path.lexists(place) and not force:
             raise click.ClickException(f"{place} is there already; nothing was changed. --force replaces it")
@@ -125,7 +128,7 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
         _write(path, database, None, stack)
         for _ in parts:  # none follows it: the end is looked at
             pass
-        backup.make_ready(path + FRESH, manifest.revision)
+        tokens = backup.make_ready(path + FRESH, manifest.revision)
         backup.sync(Path(path + FRESH))
     for place, data in places.items():
         _write(place, [data], config_path, stack)
@@ -134,7 +137,8 @@ def _restored(file: IO[bytes], config_path: str | None, with_config: bool, datab
         Path(place + FRESH).rename(place)
         backup.sync(Path(place).parent)
     return {"instance": manifest.instance, "host": manifest.host, "at_ms": manifest.at_ms, "database": path,
-            "sleeping": manifest.sleeping, "replaced": replaced, "put": list(places), "left": left}  # fmt: skip
+            "sleeping": manifest.sleeping, "tokens": tokens, "replaced": replaced, "put": list(places),
+            "left": left}  # fmt: skip
 
 
 def _read(content: bytes, file: str) -> Config:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from control.clients.transitions import error_text, transition
 from control.config import Service
 from control.config.values import parse_network
 from control.core.errors import OperationError
+from control.core.names import is_like
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, State
 from control.store import records
@@ -141,12 +142,25 @@ class View:
         found = itertools.takewhile(lambda _: not over(), found)
         return (event for event in found if event.to_state in in_states and wanted.fits(event, asked))
 
-    def still(self, wanted: Wanted, events: Iterable[Event], states: Collection[State]) -> Iterator[Event]:
+    def still(self, wanted: Wanted, events: Sequence[Event], states: Collection[State]) -> Iterator[Event]:
         """As they are now, those of them that are wanted still, and in one of these states."""
         asked = self._asked(wanted)
+        meant = self._meant(wanted, [event.number for event in events]) if wanted.name or wanted.tag else None
         found = self._engine.find_many([event.record.key_raw for event in events])
-        return (event for event in found
-                if event is not None and event.to_state in states and wanted.fits(event, asked))  # fmt: skip
+        for listed, event in zip(events, found, strict=True):
+            if event is None or event.to_state not in states or not wanted.fits(event, asked):
+                continue
+            is_another = listed.number and event.number not in (0, listed.number)
+            if not is_another and (meant is None or listed.number in meant):
+                yield event
+
+    def _meant(self, wanted: Wanted, numbers: Sequence[int]) -> set[int]:
+        """Those of these connections that have a name and a tag as they are wanted."""
+        names = {name: number for number, several in self._names.names_of(numbers).items() for name in several
+                 if is_like(name, wanted.name or "*")}  # fmt: skip
+        if wanted.tag:
+            names = {name: names[name] for name, tags in self._names.tags_of(list(names)).items() if wanted.tag in tags}
+        return set(names.values())
 
     def page(self, wanted: Wanted, after: str, limit: int) -> dict[str, Any]:
         """`connections`, no more than `limit` unless the engine has that many awake in one place, and `next`: the

@@ -154,6 +154,18 @@ def test_a_lost_box_comes_back_from_one_file(box: Box, saved: Path) -> None:
         assert rows.execute("SELECT count(*) FROM owner").fetchone() == (0,), "no other machine's, to be taken over"
 
 
+def test_tokens_that_were_revoked_since_are_told(box: Box, tmp_path: Path) -> None:
+    columns, values = "id, name, role, digest, made_at, made_by", "'0000000a', 'a', 'viewer', 'x', 1, 'b'"
+    with closing(sqlite3.connect(box.database)) as rows, rows:
+        rows.execute(f"INSERT INTO tokens ({columns}) VALUES ({values})")
+    assert roost("backup", tmp_path / "file", "-c", box.config).exit_code == 0
+    with closing(sqlite3.connect(box.database)) as rows, rows:
+        rows.execute("UPDATE tokens SET revoked_at = 2")
+    done = roost("restore", tmp_path / "file", "-c", box.config, "--force")
+    assert done.exit_code == 0, done.output
+    assert "1 API tokens are good as they were then, also those that were revoked since" in done.output
+
+
 def test_it_is_a_tar_that_other_programs_read(saved: Path) -> None:
     with tarfile.open(saved) as tar:
         names = tar.getnames()

@@ -15,7 +15,7 @@ from appliance.wire import Op, Record
 from control.clients import jobs
 from control.clients.jobs import JOBS_EACH, JOBS_MAX, SCOPED_MAX, WORKERS, Jobs
 from control.clients.scope import SCOPE
-from control.clients.view import EVERYTHING
+from control.clients.view import EVERYTHING, Wanted
 from control.core.errors import OperationError
 from control.core.ports import Outcomes
 from control.core.states import State
@@ -56,6 +56,7 @@ class Commands:
 
 class Box:
     def __init__(self, rig: Rig) -> None:
+        self.rig = rig
         self.store: Store = rig.store
         self.commands = Commands()
         for number in range(1, CLIENTS + 1):
@@ -68,10 +69,10 @@ class Box:
         number = f"{name}{made % 10_000:04}"
         self.store.add_token(TokenRow(number, name, "operator", None, bytes(32), made // 1_000_000, "root", expires_at))
 
-    def job(self, names: Sequence[str], by_token: bool = True) -> dict[str, Any]:
+    def job(self, names: Sequence[str], by_token: bool = True, wanted: Wanted = EVERYTHING) -> dict[str, Any]:
         """At its end."""
         with self.working(1):
-            return self.ended(self.jobs.begin("close", EVERYTHING, names, 500, {}, "ann", by_token)["number"])
+            return self.ended(self.jobs.begin("close", wanted, names, 500, {}, "ann", by_token)["number"])
 
     @contextmanager
     def working(self, workers: int) -> Iterator[None]:
@@ -148,6 +149,28 @@ def test_a_job_goes_on_while_its_token_is_good(box: Box) -> None:
 def test_a_job_that_was_asked_for_without_a_token_ends_with_none(box: Box) -> None:
     box.commands.meanwhile = lambda: box.store.revoke_token("ann")
     assert box.job(NAMES, by_token=False)["done"] == CLIENTS
+
+
+def test_a_job_leaves_alone_whoever_has_its_place_meanwhile(box: Box) -> None:
+    """The list is seconds older than the act: a NAT has given the last client's address and port to another one."""
+    box.commands.meanwhile = lambda: box.rig.engine.add(key(CLIENTS), 4711, State.ACTIVE)
+    assert box.job([])["done"] == CLIENTS - 1
+
+
+@pytest.mark.parametrize("change", ["name", "tag"])
+def test_a_job_by_name_and_tag_leaves_alone_whoever_has_them_no_more(box: Box, change: str) -> None:
+    for number in range(1, 7):
+        box.rig.naming.give(str(number), f"meter-{number}")
+        box.rig.naming.tag(f"meter-{number}", ("old",), ())
+
+    def changed() -> None:
+        if change == "tag":
+            box.rig.naming.tag("meter-6", (), ("old",))
+        else:
+            box.rig.naming.give("6", "pump-6")  # in place of the other one
+
+    box.commands.meanwhile = changed
+    assert box.job([], wanted=Wanted(name="meter-*", tag="old"))["done"] == 5
 
 
 SERVICES = frozenset({"a"})
