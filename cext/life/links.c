@@ -482,12 +482,15 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
         }
     } else if (c->link == ROOST_UNLINKING && e->now_ms >= c->link_deadline_ms) {
         int unread = 0;
-        if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+        const bool untaken = roost_link_unacknowledged(c) > 1; /* more than our FIN */
+        if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0) ||
+            (untaken && !c->server.eof)) {
             if (c->server_waits && e->now_ms >= c->server_waits->until_ms)
                 roost_conn_refuse_server(e, c, EBUSY);
-            c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
+            /* What is acknowledged to one end is the other one's to take, for as long as write_timeout says. */
+            c->link_deadline_ms = e->now_ms + UNLINK_MS;
             roost_conn_run(e, c);
-        } else if (roost_link_unacknowledged(c) > 1) { /* more than our FIN */
+        } else if (untaken) {
             roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
         } else {
             roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);

@@ -71,11 +71,8 @@ static inline __attribute__((always_inline)) enum roost_verdict roost_judge(cons
     if (s->seq == ka->rcv_nxt - 1 && s->payload <= 1 && !(s->flags & ROOST_FIN)) /* RFC 9293 3.8.4 */
         return ROOST_V_ANSWER;
     __u32 length = s->payload + (s->flags & ROOST_FIN ? 1 : 0);
-    if (!length) {
-        if (s->seq == ka->rcv_nxt)
-            return ROOST_V_HEARD;
-        return roost_within(s->seq, ka->rcv_nxt, window) ? ROOST_V_DROP : ROOST_V_CHALLENGE;
-    }
+    if (!length) /* ahead of rcv_nxt: what it has said was lost, and is sent again when that is due (RFC 6298 5.5) */
+        return s->seq == ka->rcv_nxt || roost_within(s->seq, ka->rcv_nxt, window) ? ROOST_V_HEARD : ROOST_V_CHALLENGE;
     __u32 last = s->seq + length - 1;
     if (roost_within(s->seq, ka->rcv_nxt, window) ||
         (roost_within(last, ka->rcv_nxt, window) && (__s32)(ka->rcv_nxt - s->seq) > 0))

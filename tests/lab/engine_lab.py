@@ -436,6 +436,10 @@ class EngineLab:
         self._sockets.callback(server.close)
         return server
 
+    def set_server_buffer(self, family: int, size: int) -> None:
+        """Of the connections that reach the server from now on: how many bytes its kernel takes, about."""
+        self._listeners[family].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+
     def no_server_is_asked(self, family: int = 4, within_s: float = 0.0) -> bool:
         return not select.select([self._listeners[family]], [], [], within_s)[0]
 

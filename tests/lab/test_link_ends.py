@@ -72,6 +72,26 @@ def test_a_client_whose_request_died_unread_with_its_server_is_reset(box: Engine
 
 
 @BOTH
+def test_a_link_ends_when_a_slow_server_has_read_what_its_client_said(empty_lab: Lab, family: int) -> None:
+    """Its window is closed for longer than an unlink waits for a silent one."""
+    with EngineLab(empty_lab) as box:
+        box.set_server_buffer(family, 1 << 12)
+        pair = box.connect(family)
+        said = os.urandom(12_000)
+        pair.client.sendall(said)
+        box.wait(lambda: box.stat("bytes_from_clients") >= 20 + len(said), "it is passed on")
+        box.submit(Op.STANDBY, pair)
+        time.sleep(1.6)
+        assert box.state(pair) is State.ACTIVE, "the link is not given up while the server has not taken all"
+        assert receive(pair.server, len(said)) == said
+        assert pair.server.recv(1) == b""
+        pair.server.close()
+        box.wait_state(pair, State.STANDBY)
+        pair.client.sendall(b"next")
+        assert receive(box.accept(family), 4) == b"next"
+
+
+@BOTH
 def test_a_long_answer_to_our_fin_reaches_a_slow_client_whole_and_nothing_else_gets_between(
     box: EngineLab, family: int
 ) -> None:

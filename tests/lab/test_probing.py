@@ -9,7 +9,7 @@ import pytest
 from scapy.layers.inet import TCP
 
 from control.core.states import Cause, State
-from tests.lab.engine_lab import PORT, EngineLab
+from tests.lab.engine_lab import PORT, EngineLab, receive
 from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of
 
 PROBED = {"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 2}
@@ -91,6 +91,23 @@ def test_vanished_clients_are_found_dead_counted_and_told_by_cause(box: EngineLa
     assert box.stat("idle_records") == len(living), "their records are free again"
     for pair in living:
         box.wake_and_answer(pair)
+
+
+@pytest.mark.engine(service=PROBED)
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
+def test_a_client_whose_words_are_lost_lives_while_it_answers(box: EngineLab, family: int, state: State) -> None:
+    """Its answers have the number that follows those words, as Linux sends them: a black hole of the path's MTU."""
+    pair = box.connect(family)
+    box.to(pair, state)
+    cut_off(box, f"tcp dport {PORT} tcp flags & psh == psh drop;")
+    try:
+        pair.client.sendall(b"lost")
+        time.sleep(6)
+        assert (box.state(pair), box.stat("probe_dead")) == (state, 0)
+    finally:
+        box.lab.nft("nat", "delete table inet vanish")
+    assert receive(box.accept(family), 4) == b"lost"
 
 
 @pytest.mark.engine(service={**PROBED, "probe_retry_s": 3, "probe_count": 3})

@@ -50,7 +50,7 @@ def model(ka: Ka, offset: int, ack_right: bool, payload: int, flags: int) -> Ver
     if offset == -1 and payload <= 1 and not flags & FIN:  # RFC 9293 3.8.4
         return Verdict.ANSWER
     if length == 0:
-        return Verdict.HEARD if offset == 0 else Verdict.DROP if in_window else Verdict.CHALLENGE
+        return Verdict.HEARD if offset == 0 or in_window else Verdict.CHALLENGE
     reaches_new = any(0 <= at < window for at in (offset, offset + length - 1)) and offset + length > 0
     return Verdict.WAKE if reaches_new and offset < window else Verdict.CHALLENGE
 
