@@ -18,7 +18,7 @@ from scapy.packet import Raw
 from appliance.lab import Lab, wait_until
 from appliance.wire import CANDIDATE, LOW_BITS, Born, Command, EventType, Key, Op, ServiceSpec, Sought, pack_address
 from control.core.states import Cause, State
-from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
+from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, TINY, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
 from tests.lab.test_control_plane import Box, chain_of
 from tests.lab.wire import Sleeper, Wire, timestamps_of
@@ -320,7 +320,7 @@ def test_a_command_about_a_stranger_is_refused(box: BareSleep) -> None:
     assert next(e.error for e in box.events if e.type == EventType.REFUSED) == errno.ENOENT
 
 
-@pytest.mark.engine(filter_slots=SMALL)
+@pytest.mark.engine(filter_slots=TINY)
 def test_a_command_about_somebody_who_is_taken_for_a_member_is_refused(box: BareSleep) -> None:
     box.let_sleep()
     client, host = box.lab.client_addresses()[0], box.target()
@@ -335,7 +335,7 @@ def test_a_command_about_somebody_who_is_taken_for_a_member_is_refused(box: Bare
 
 
 @BOTH
-@pytest.mark.engine(filter_slots=SMALL)
+@pytest.mark.engine(filter_slots=TINY)
 def test_a_stranger_who_is_taken_for_a_member_can_connect(box: BareSleep, family: int) -> None:
     box.let_sleep(family)
     source = box.taken_for_a_member(family)
@@ -349,7 +349,7 @@ def test_a_stranger_who_is_taken_for_a_member_can_connect(box: BareSleep, family
     assert (box.stat("perhaps_asked"), box.stat("perhaps_strangers")) == (1, 1)
 
 
-@pytest.mark.engine(filter_slots=SMALL)
+@pytest.mark.engine(filter_slots=TINY)
 def test_a_stray_segment_of_a_stranger_is_answered_by_an_rst(box: BareSleep) -> None:
     pair = box.let_sleep()
     source = box.taken_for_a_member()
@@ -365,7 +365,7 @@ def test_a_stray_segment_of_a_stranger_is_answered_by_an_rst(box: BareSleep) -> 
     assert box.members == 1
 
 
-@pytest.mark.engine(filter_slots=SMALL)
+@pytest.mark.engine(filter_slots=TINY)
 def test_a_connection_that_lives_goes_on_when_a_new_member_looks_like_it(box: BareSleep) -> None:
     """It was there first: what it says is taken for the sleeper's once, and reaches its socket all the same."""
     sleeper = box.connect()
@@ -423,7 +423,7 @@ def test_a_syn_for_a_sleeper_draws_no_cookie(box: BareSleep, options: list[Any])
     box.wake_and_answer(pair)
 
 
-@BORN
+@pytest.mark.engine(service={**NO_KEEPALIVES, "born": Born.ALWAYS}, filter_slots=TINY)
 def test_a_stranger_who_is_taken_for_a_sleeper_is_not_born_but_can_connect(box: BareSleep) -> None:
     born_and_asleep(box)
     source = box.taken_for_a_member()
@@ -517,7 +517,7 @@ def test_a_new_engine_finds_them(box: BareSleep) -> None:
     assert (box.members, box.slots) == (0, 0)
 
 
-@pytest.mark.engine(filter_slots=SMALL)
+@pytest.mark.engine(filter_slots=TINY)
 def test_the_row_of_one_that_had_woken_is_not_believed_because_of_anothers_fingerprint(box: BareSleep) -> None:
     """The engine is killed before the row is removed. Taken for asleep, it would take the other's fingerprint away."""
     sleeper = box.let_sleep()
