@@ -24,7 +24,7 @@ from appliance.lab import Lab, wait_until
 
 DRIVER: Final = "/usr/bin/chromedriver"
 DRIVER_PORT: Final = 9515
-WAIT_S: Final = 10.0
+WAIT_S: Final = 60.0
 CONTROLS: Final = "a, button, input, select, textarea, summary"
 NAMED: Final = """
 const [css, name] = arguments;
