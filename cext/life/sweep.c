@@ -146,15 +146,37 @@ static uint32_t first_probe_s(struct walk *w, uint32_t heard_s, uint32_t interva
     return w->last.due_s;
 }
 
-static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
+/* What could not be sent is not unanswered, and is tried again after the time between two probes: there is no route, or no
+ * interface. */
+static void take_back(struct roost_engine *e, struct roost_ka *slot) {
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
+    const uint32_t now_s = (uint32_t)(e->now_ms / 1000), retry_s = roost_class_of(e, slot->class)->probe_retry_s;
+    uint32_t quiet_s = roost_silence_s(heard, now_s);
+    if (!sent)
+        return; /* heard meanwhile */
+    quiet_s -= retry_s < quiet_s ? retry_s : quiet_s;
+    __atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(now_s - quiet_s, ROOST_HEARD_TICK(heard), sent - 1),
+                                false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+static void unsent(void *of, const struct roost_key *key) {
+    struct roost_engine *e = of;
+    struct roost_ka *slot = roost_table_find(&e->table, key);
+    if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || ROOST_PHASE(slot->ctl) == ROOST_SLEEP))
+        take_back(e, slot);
+}
+
+static void send_probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     struct roost_key key;
     roost_table_key(&e->table, slot, v4, &key);
     e->stat[ROOST_E_PROBES]++;
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than clients' */
         uint8_t packet[ROOST_PROBE_MAX];
-        e->stat[ROOST_E_PROBE_LOST] +=
-            !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet));
+        if (!roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet))) {
+            e->stat[ROOST_E_PROBE_LOST]++;
+            take_back(e, slot);
+        }
         return;
     }
     const uint8_t state = roost_state_of_slot(slot);
@@ -407,6 +429,8 @@ void roost_sweep_turn(struct roost_engine *e) {
     bool room = true;
     if (all && end - e->sweep_at > AT_ONCE_OF_ALL)
         end = e->sweep_at + AT_ONCE_OF_ALL;
+    e->path.unsent = unsent;
+    e->path.of = e;
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
     if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
         e->probe_room_ms = e->now_ms;

@@ -83,10 +83,13 @@ struct roost_datapath {
     uint64_t secret[2];
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
-    struct roost_outbox_item *out;                 /* the outbox */
-    bool second_half;                              /* of the probes is filled, or offered */
-    uint32_t probes_put, probes_left;              /* in that half; of them: since the slice before */
-    uint32_t probes_live;                          /* of the engine's own frames, the most for a slice */
+    struct roost_outbox_item *out;    /* the outbox */
+    bool second_half;                 /* of the probes is filled, or offered */
+    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
+    uint32_t probes_live;             /* of the engine's own frames, the most for a slice */
+    void (*unsent)(void *of,
+                   const struct roost_key *key); /* is called with each probe that could not be sent; NULL: none */
+    void *of;
     uint32_t filter_buckets;                       /* 0: there is none */
     uint32_t connected_entries;                    /* a power of two */
     uint32_t stranger_bits;                        /* that are set there: */

@@ -5,6 +5,7 @@
 #include <bpf/bpf.h>
 #include <string.h>
 
+#include "cext/base/address.h"
 #include "cext/base/clock.h"
 #include "cext/socket/segment.h"
 
@@ -36,6 +37,33 @@ static bool send_singly(struct roost_datapath *d, const struct roost_probe *prob
     return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
 }
 
+/* Of the packet: its source is the near end. */
+static void key_of(const struct roost_probe *probe, struct roost_key *key) {
+    const uint8_t *packet = (const uint8_t *)probe->packet;
+    const bool v4 = packet[0] >> 4 == 4;
+    if (v4) {
+        roost_address_map_v4(key->local, packet + 12);
+        roost_address_map_v4(key->client, packet + 16);
+    } else {
+        memcpy(key->local, packet + 8, sizeof(key->local));
+        memcpy(key->client, packet + 24, sizeof(key->client));
+    }
+    memcpy(&key->local_port, packet + (v4 ? 20 : 40), 2);
+    memcpy(&key->client_port, packet + (v4 ? 22 : 42), 2);
+}
+
+/* How many are lost: 1, or 0. */
+static uint32_t send_or_lose(struct roost_datapath *d, const struct roost_probe *probe) {
+    struct roost_key key;
+    if (send_singly(d, probe))
+        return 0;
+    if (d->unsent) {
+        key_of(probe, &key);
+        d->unsent(d->of, &key);
+    }
+    return 1;
+}
+
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
     struct roost_runs *r = d->runs;
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
@@ -49,7 +77,7 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
         if (state == ROOST_PROBE_WAITS)
             next[d->probes_put++] = offered[i];
         else if (state == ROOST_PROBE_NO_WAY)
-            lost += !send_singly(d, &offered[i]);
+            lost += send_or_lose(d, &offered[i]);
     }
     d->probes_left = d->probes_put;
     return lost;
@@ -85,7 +113,7 @@ uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     const struct roost_probe *probe = half(d, d->second_half);
     for (uint32_t i = 0; i < d->probes_put; i++)
         if (__atomic_load_n(&probe[i].state, __ATOMIC_ACQUIRE) != ROOST_PROBE_TAKEN)
-            lost += !send_singly(d, &probe[i]);
+            lost += send_or_lose(d, &probe[i]);
     d->probes_put = 0;
     return lost;
 }

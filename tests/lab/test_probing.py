@@ -10,6 +10,7 @@ from scapy.layers.inet import TCP
 
 from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
+from tests.lab.fixtures import ip
 from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of
 
 PROBED = {"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 2}
@@ -108,6 +109,28 @@ def test_a_client_whose_words_are_lost_lives_while_it_answers(box: EngineLab, fa
     finally:
         box.lab.nft("nat", "delete table inet vanish")
     assert receive(box.accept(family), 4) == b"lost"
+
+
+@pytest.mark.engine(service=PROBED)
+def test_probes_that_cannot_be_sent_are_not_unanswered(box: EngineLab) -> None:
+    """There is no route to their clients for longer than all of them would last."""
+    pairs = [box.connect(family) for family in (4, 6)] + [box.connect(family) for family in (4, 6)]
+    for pair, state in zip(pairs, [State.IDLE] * 2 + [State.SLEEP] * 2, strict=True):
+        box.to(pair, state)
+    routes = [("-4", f"{pairs[0].client.getsockname()[0]}/32"), ("-6", f"{pairs[1].client.getsockname()[0]}/128")]
+    for family, clients in routes:
+        ip(box.lab, "box", family, "route", "add", "unreachable", clients)
+    try:
+        time.sleep(6)
+    finally:
+        for family, clients in routes:
+            ip(box.lab, "box", family, "route", "del", "unreachable", clients)
+    assert box.stat("probes_unsent") >= len(pairs)
+    assert (box.stat("probe_dead"), box.stat("table_ipv4") + box.stat("table_ipv6")) == (0, len(pairs))
+    heard = box.stat("acks_heard")
+    box.wait(lambda: box.stat("acks_heard") >= heard + len(pairs), "they answer those that are sent", 5)
+    for pair in pairs:
+        box.wake_and_answer(pair)
 
 
 @pytest.mark.engine(service={**PROBED, "probe_retry_s": 3, "probe_count": 3})
