@@ -331,6 +331,7 @@ int roost_start(roost_engine *e, struct roost_reason *why) {
         roost_growth_resume(e);
         e->now_ms = roost_monotonic_ms();
         roost_inherited_begin(e);
+        roost_sweep_begin(e);
         roost_sockets_begin(e);
         roost_births_turn(e); /* births from now on */
         sigfillset(&all);     /* signals are Python's */

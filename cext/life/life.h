@@ -166,7 +166,8 @@ void roost_growth_stop(struct roost_engine *e);
 uint64_t roost_growth_available(void);
 
 /* sweep.c */
-#define ROOST_SLEEP_RETRY_S 30 /* the store is asked again, should it not have managed */
+#define ROOST_SLEEP_RETRY_S 30                  /* the store is asked again, should it not have managed */
+void roost_sweep_begin(struct roost_engine *e); /* probes that cannot be sent do not count, from now on */
 void roost_sweep_turn(struct roost_engine *e);
 void roost_sweep_restart(struct roost_engine *e); /* buckets have other numbers now */
 /* The probe interval of a slot. Where the class has two bounds, at random between them, as likely in one octave as in another; the

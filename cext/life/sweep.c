@@ -166,6 +166,11 @@ static void unsent(void *of, const struct roost_key *key) {
         take_back(e, slot);
 }
 
+void roost_sweep_begin(struct roost_engine *e) {
+    e->path.unsent = unsent;
+    e->path.of = e;
+}
+
 static void send_probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     struct roost_key key;
@@ -175,7 +180,8 @@ static void send_probe(struct walk *w, struct roost_ka *slot, bool v4) {
         uint8_t packet[ROOST_PROBE_MAX];
         if (!roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet))) {
             e->stat[ROOST_E_PROBE_LOST]++;
-            take_back(e, slot);
+            if (e->path.unsent)
+                take_back(e, slot);
         }
         return;
     }
@@ -429,8 +435,6 @@ void roost_sweep_turn(struct roost_engine *e) {
     bool room = true;
     if (all && end - e->sweep_at > AT_ONCE_OF_ALL)
         end = e->sweep_at + AT_ONCE_OF_ALL;
-    e->path.unsent = unsent;
-    e->path.of = e;
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
     if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
         e->probe_room_ms = e->now_ms;
