@@ -253,7 +253,7 @@ class StandingBy:
             if not taken:
                 if self.mirror is not None:
                     self.mirror.engine.close()
-                if not is_here(self._config.standby.address):  # else the kernel would reset whoever is heard
+                if not is_here(self._config.standby.address):  # else the kernel would reset its clients
                     quarantine.end(self._config.instance)
         return taken
 
