@@ -693,7 +693,7 @@ class Store(Latest):
             starting.keep_alive(connection, self._boot_id)
             if dropped != self._run_dropped and self._run_number is not None:
                 starting.note_dropped(connection, self._run_number, dropped)
-            batch.slept, self._doubtful = slept, batch
+            batch.slept, self._doubtful = slept, batch or None
         self._run_dropped = dropped
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
 

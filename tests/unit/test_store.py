@@ -509,6 +509,35 @@ def test_a_batch_whose_commit_is_not_answered_is_written_once(
     assert (store.status.written_history, store.status.pending_history, store.status.text) == (3, 0, "ok")
 
 
+def test_rows_behind_an_empty_commit_without_an_answer_are_kept(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease was renewed, or not, and the database is away when the next rows are to be written."""
+    store, losses, absences = make(), [1], [1]
+    dialect, prepare = store._writer_engine.dialect, store._prepare
+    commit = dialect.do_commit
+
+    def lose_the_answer(connection: Any) -> None:
+        commit(connection)
+        if losses:
+            losses.pop()
+            store.add([row(1, 1)])
+            raise database.Error("the answer is lost")
+
+    def away() -> None:
+        if absences:
+            absences.pop()
+            raise StoreError("away")
+        prepare()
+
+    monkeypatch.setattr(store, "_prepare", away)
+    monkeypatch.setattr(dialect, "do_commit", lose_the_answer)
+    store._ownership._renewed = -1e9
+    until(lambda: not absences)
+    until(lambda: len(store.recent_history()) == 1 and written(store))
+    assert database.execute("SELECT count(*) FROM history") == [(1,)]
+
+
 def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
     make: Callable[..., Store], slept: Recorder, database: Database
 ) -> None:
