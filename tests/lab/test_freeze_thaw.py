@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import pytest
 from appliance.lab import Lab
 from appliance.wire import Command, EventType, Op
 from control.core.states import Cause, State
+from tests.descriptors import no_collection, open_descriptors
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
@@ -141,16 +141,14 @@ def test_a_sleeping_connection_whose_record_is_lost_is_told_by_a_reset(box: Engi
 
 
 def test_a_sleeping_connection_costs_no_descriptor(box: EngineLab) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     pairs = [box.connect(family) for family in (4, 6) for _ in range(10)]
     for pair in pairs:
         box.to_standby(pair)
-    before = descriptors()
-    for pair in pairs:
-        box.to_idle(pair)
-    box.wait(lambda: descriptors() == before - len(pairs), "the spare sockets to be closed")
+    with no_collection():
+        before = len(open_descriptors())
+        for pair in pairs:
+            box.to_idle(pair)
+        box.wait(lambda: len(open_descriptors()) == before - len(pairs), "the spare sockets to be closed")
     assert box.stat("awake") == 0
 
 

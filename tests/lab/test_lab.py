@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from appliance.lab.leftovers import workspace
 from appliance.lab.namespaces import Namespace, load_xdp
 from appliance.lab.processes import python_environment, start_bound
 from appliance.peers.stream import PERIOD, Receiver, start_of, window
+from tests.descriptors import no_collection, open_descriptors
 
 PORT = 8000
 
@@ -60,20 +60,20 @@ def namespaces_in_use() -> set[int]:
 
 
 def test_a_lab_comes_up_and_leaves_nothing_behind() -> None:
-    gc.collect()  # what tests before have left open
-    descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    threads = threading.active_count()
-    with Lab(clients=10) as lab:
-        inodes = {lab.space(name).inode for name in ("wan", "nat", "box", "lan")}
-        assert len(inodes) == 4
-        sleeper = lab.run("wan", ["sleep", "1000"])
-        server = lab.server(PORT)
-        assert workspace(lab.name).is_dir()
+    with no_collection():
+        descriptors = open_descriptors()
+        threads = threading.active_count()
+        with Lab(clients=10) as lab:
+            inodes = {lab.space(name).inode for name in ("wan", "nat", "box", "lan")}
+            assert len(inodes) == 4
+            sleeper = lab.run("wan", ["sleep", "1000"])
+            server = lab.server(PORT)
+            assert workspace(lab.name).is_dir()
+        assert open_descriptors() == descriptors
     assert not sleeper.running
     assert not server.process.running
     assert not inodes & namespaces_in_use()
     assert not workspace(lab.name).exists()
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert threading.active_count() == threads
 
 

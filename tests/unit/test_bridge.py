@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
 
 from appliance.engine import EngineError
 from appliance.engine.bridge import CONNECTION, LISTENER, Bridge
+from tests.descriptors import no_collection, open_descriptors
 
 CLIENT, SERVER = 0, 1
 LEAST: Final = 8
@@ -75,15 +75,12 @@ def bridge() -> Iterator[Bridge]:
     bridge.close()
 
 
-def open_descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
-
-
 @pytest.fixture(autouse=True)
 def no_descriptor_leaks() -> Iterator[None]:
-    before = open_descriptors()
-    yield
-    assert open_descriptors() == before
+    with no_collection():
+        before = open_descriptors()
+        yield
+        assert open_descriptors() == before
 
 
 @contextmanager
