@@ -126,6 +126,7 @@ struct roost_conn {
     uint64_t active_ms;                   /* last payload byte */
     uint64_t since_ms;                    /* last transition */
     uint64_t taken_ms;                    /* nothing that was to be written then has waited in vain */
+    uint64_t half_closed_ms;              /* one end's FIN was passed on to the other; 0: none was */
     uint64_t rx, tx;                      /* since the last transition */
     uint64_t link_deadline_ms;
     uint64_t retry_ms;      /* the next server's turn: this one does not answer, or none was to be had */

@@ -295,6 +295,7 @@ static void take_up(struct roost_engine *e, struct roost_handed *h) {
     e->stat[ROOST_E_BYTES_OUT] += f->bridged[1];
     take_leg(&c->client, h, 0);
     take_leg(&c->server, h, 1);
+    c->half_closed_ms = c->client.shut || c->server.shut ? e->now_ms : 0;
     if (c->server.fd >= 0 && roost_service_of(e, c->service)->persistent)
         pass_port(e, c->server.fd);
     bool kept = take_in_band(c, h) && (!c->client.rebuilt || !roost_rebuilt_reserve(e, c->client.fd)) &&

@@ -2,8 +2,8 @@
 /*
  * What goes down when something runs short, those of the lowest priority and quiet longest first.
  *
- * Of the awake: they stand in this order. Those that cannot go, because what was sent to them waits in vain, are reset, the longest
- * stuck first: they would keep all others from waking.
+ * Of the awake: they stand in this order. Those that cannot go, because what was sent to them waits in vain, or one end has closed and
+ * the other does not, are reset, the longest stuck first: they would keep all others from waking.
  *
  * From IDLE to SLEEP: nothing keeps them in order, so it is approximate. A sample says from when on a connection is among the
  * quietest, and then positions of the table are looked at, one after the other from a random one on, until enough of those are
@@ -43,6 +43,16 @@ static int longest_first(const void *one, const void *other) {
     return a < b ? 1 : a > b ? -1 : 0;
 }
 
+/* For how long it has been on its way to nothing, as far as one can see. A half-closed connection cannot be frozen: where the other
+ * end says nothing more and does not close, it would be awake for ever. */
+static uint64_t stuck_ms(const struct roost_engine *e, const struct roost_conn *c) {
+    uint64_t ms = roost_conn_stuck_ms(c);
+    if (!c->half_closed_ms || c->link != ROOST_LINKED)
+        return ms;
+    uint64_t since_ms = c->active_ms > c->half_closed_ms ? c->active_ms : c->half_closed_ms;
+    return e->now_ms - since_ms > ms ? e->now_ms - since_ms : ms;
+}
+
 void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause cause) {
     bool has[ROOST_PRIORITY_HIGH + 1] = {false};
     struct stuck *stuck = (struct stuck *)(void *)e->scratch;
@@ -58,7 +68,7 @@ void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause caus
             next = c->newer; /* freezing may drop c from the list */
             if (priority_of(e, c->class) != priority)
                 continue;
-            uint64_t ms = found < MOST_STUCK ? roost_conn_stuck_ms(c) : 0;
+            uint64_t ms = found < MOST_STUCK ? stuck_ms(e, c) : 0;
             /* Those that go down already count: the command comes again and again while they take their time, and would
              * at last end the links of clients that have just spoken. */
             if (ms >= STUCK_MS)

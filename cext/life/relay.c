@@ -85,13 +85,17 @@ void roost_server_failed(struct roost_engine *e, struct roost_conn *c) {
         roost_link_drop(e, c, c->link == ROOST_UNLINKING ? (enum roost_cause)c->unlink_cause : ROOST_C_SERVER_CLOSE);
 }
 
+static void pass_on_end(const struct roost_engine *e, struct roost_conn *c, struct roost_leg *to) {
+    shutdown(to->fd, SHUT_WR);
+    to->shut = true;
+    c->half_closed_ms = e->now_ms;
+}
+
 /* FINs, once all that came before them is through. Returns false when the connection left LINKED. */
 static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     const bool over = c->client.eof && c->server.eof && !c->client.pending; /* then the close says so */
-    if (c->client.eof && !c->server.pending && !c->server.shut && !over) {
-        shutdown(c->server.fd, SHUT_WR);
-        c->server.shut = true;
-    }
+    if (c->client.eof && !c->server.pending && !c->server.shut && !over)
+        pass_on_end(e, c, &c->server);
     if (!c->server.eof || c->client.pending)
         return true;
     if (over && c->server.pending) /* it still reads, as far as we know */
@@ -107,10 +111,8 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
         return false;
     }
     if (closes_with_server(e, c) && !c->attached) {
-        if (!c->client.shut) {
-            shutdown(c->client.fd, SHUT_WR);
-            c->client.shut = true;
-        }
+        if (!c->client.shut)
+            pass_on_end(e, c, &c->client);
         return true;
     }
     if (c->server.pending) /* likewise */

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from appliance.lab import Lab, wait_until
-from appliance.wire import Command, Op
+from appliance.wire import Command, OnServerClose, Op
 from control.core.states import Cause, State
 from control.dispatch.capacity import LOOK_EVERY_S, RELIEF_EVERY_S, SHORTAGES
 from control.policy.decisions import relief, under_pressure
@@ -101,6 +101,33 @@ def test_clients_that_read_nothing_keep_nobody_from_waking(box: EngineLab) -> No
         with pytest.raises(ConnectionResetError):
             receive(pair.client, len(BLOB))
     assert receive(stuck[-1].client, len(BLOB)) == BLOB, "whoever reads again has lost nothing"
+
+
+@pytest.mark.engine(max_awake=16, service={"on_server_close": OnServerClose.CLIENT})
+@pytest.mark.parametrize("end", ["client", "server"])
+def test_half_closed_connections_keep_nobody_from_waking(box: EngineLab, end: str) -> None:
+    """One end has shut its side, and the other says nothing more and does not close."""
+    sleeper = box.connect()
+    box.to_idle(sleeper)
+    pairs = [box.connect() for _ in range(16)]
+    for pair in pairs:
+        shut, other = (pair.client, pair.server) if end == "client" else (pair.server, pair.client)
+        shut.shutdown(socket.SHUT_WR)
+        assert receive(other, 1) == b""
+    talks, silent = pairs[:2], pairs[2:]
+    sleeper.client.sendall(b"hello")
+    box.wait(lambda: box.stat("wakes_refused") > 0, "there is no room for it")
+
+    def is_awake() -> bool:
+        for pair in talks:
+            shut, other = (pair.client, pair.server) if end == "client" else (pair.server, pair.client)
+            other.sendall(b"more")
+            assert receive(shut, 4) == b"more", "half-closed, and in use"
+        return box.state(sleeper) is State.ACTIVE
+
+    relieve(box, is_awake, "it wakes")
+    assert box.stat("stuck_reset") in (2, 3), "of 16 awake, or 17 with the one that woke, 14 can stay"
+    box.wait(lambda: sum(box.told(pair) is State.CLOSED for pair in silent) == box.stat("stuck_reset"), "they are told")
 
 
 @pytest.mark.engine(max_awake=16)
