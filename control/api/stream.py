@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens, as server-sent events: the rows of the history, by their numbers, as soon as they are committed.
 
-A row has one number, whatever is killed, so that who resumes behind one misses nothing and gets nothing twice. However
-many listen, the newest rows are read and encoded once: they are kept here, and who is further behind reads the history
-until it has caught up. Nobody waits for another: each takes its rows when it can.
+A row has one number, whatever is killed, so that who resumes behind one misses nothing and gets nothing twice. Where
+the database is an earlier one (restored, or of a server that was behind), numbers are given again, and all who listen
+are told.
+
+However many listen, the newest rows are read and encoded once: they are kept here, and who is further behind reads the
+history until it has caught up. Nobody waits for another: each takes its rows when it can.
 """
 
 from __future__ import annotations
@@ -40,10 +43,20 @@ AT_ONCE: Final = 2000
 KEPT: Final = 20_000
 """The newest rows, that are kept encoded: some 15 MB."""
 
+_MARK: Final = 3
+"""Columns by which a row is known again: its number, its connection's and its time."""
+
 SHARED: Final = 10
 """Pieces of the history that are kept for those who are as far behind as others."""
 
 HEARTBEAT_S: Final = 5.0
+
+
+class EarlierError(Exception):
+    """The last row that was read is not in the history any more, which ends with row `last`."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
 
 
 class Source(Protocol):
@@ -95,6 +108,12 @@ class Stream:
         self._last = 0
         """The number of the last row that was read, of those that are kept."""
 
+        self._mark: tuple[Any, ...] | None = None
+        """How that row begins; None: it was not there to be read."""
+
+        self._resets = self._reset_at = 0
+        """How many times numbers were given again; behind which row it went on the last time."""
+
         self._shared: OrderedDict[int, asyncio.Task[list[Told]]] = OrderedDict()
         """By the number of the row that they are behind."""
 
@@ -117,20 +136,28 @@ class Stream:
 
     async def follow(self, after: int, newest: int, wanted: Wanted) -> AsyncGenerator[bytes]:
         """Server-sent events of the rows behind one, for ever; where none is wanted for a while, a comment, and up to
-        which number there is none. What is not kept any more is said in an event `removed`. newest: `last_row`."""
+        which number there is none. What is not kept any more is said in an event `removed`, and that numbers are given
+        again, which they are if `after` is beyond the newest, in an event `reset`. newest: `last_row`."""
         self._listeners += 1
         loop = asyncio.get_running_loop()
         if self._reading is None:
-            self._kept, self._last = [], newest
+            self._begin_at(newest)
             self._reading = loop.create_task(self._read())
+        resets = self._resets
         try:
             yield f": transitions\nid: {after}\n\n".encode()  # the number: to resume one without an event yet
+            if after > newest:
+                yield _reset_event(after := newest)
             heartbeat_at = loop.time() + HEARTBEAT_S
             while True:
                 if loop.time() >= heartbeat_at:
                     yield f": still here\nid: {after}\n\n".encode()
                     heartbeat_at = loop.time() + HEARTBEAT_S
                 more = self._more
+                if resets != self._resets:
+                    resets = self._resets
+                    yield _reset_event(after := self._reset_at)
+                    continue
                 try:
                     rows = self._after(after)
                     if rows is None:
@@ -163,16 +190,23 @@ class Stream:
     def _after(self, after: int) -> list[Told] | None:
         """Of those that are kept; None: what comes first is not among them."""
         at = len(self._kept) - (self._last - after)
-        return self._kept[at : at + AT_ONCE] if 0 <= at <= len(self._kept) else None
+        return self._kept[at : at + AT_ONCE] if at >= 0 else None
+
+    def _begin_at(self, newest: int) -> None:
+        """Its row is read as well, to know it again."""
+        self._kept, self._last, self._mark = [], max(newest - 1, 0), None
 
     async def _read(self) -> None:
         """Have the newest rows, while somebody listens."""
         try:
             while self._listeners:
                 try:
-                    rows = await self._encoded(self._last, AT_ONCE)
+                    rows = await asyncio.to_thread(self._next)
                 except RemovedError as error:
-                    self._kept, self._last = [], error.first - 1
+                    self._kept, self._last, self._mark = [], error.first - 1, None
+                    continue
+                except EarlierError as error:
+                    self._reset(error.last)
                     continue
                 except (SQLAlchemyError, StoreError) as error:
                     self._say(error)
@@ -188,12 +222,39 @@ class Stream:
                     self._kept += rows
                     del self._kept[: max(len(self._kept) - KEPT, 0)]
                     self._last = rows[-1].seq
-                    self._more.set()
-                    self._more = asyncio.Event()
-                if len(rows) < AT_ONCE:
+                    self._wake()
+                if len(rows) < AT_ONCE - 1:
                     await asyncio.sleep(POLL_S)
         finally:
             self._reading = None
+
+    def _wake(self) -> None:
+        self._more.set()
+        self._more = asyncio.Event()
+
+    def _next(self) -> list[Told]:
+        """Rows behind the last one that was read, which must be there as it was. Raises EarlierError."""
+        if self._mark is None:
+            rows = self._source.rows_after(self._last, AT_ONCE)
+            is_earlier = not rows and self._source.last_row() < self._last
+        else:
+            last, *rows = self._source.rows_after(self._last - 1, AT_ONCE) or [()]
+            is_earlier = tuple(last[:_MARK]) != self._mark
+        if is_earlier:
+            raise EarlierError(self._source.last_row())
+        told = [self._told(row) for row in rows]
+        if rows:
+            self._mark = tuple(rows[-1][:_MARK])
+        return told
+
+    def _reset(self, newest: int) -> None:
+        log.warning("row %d of the history, which was told, is not there any more, and it ends with row %d: the "
+                    "database is an earlier one; who listens is told", self._last, newest)  # fmt: skip
+        self._begin_at(newest)
+        self._shared.clear()
+        self._resets += 1
+        self._reset_at = newest
+        self._wake()
 
     async def _behind(self, after: int) -> list[Told]:
         """Rows behind one, read once for all who want the same. After the first piece, all want the same ones."""
@@ -233,7 +294,12 @@ class Stream:
             log.error("the history cannot be read: %s", said)
 
 
+def _reset_event(after: int) -> bytes:
+    return f'id: {after}\nevent: reset\ndata: {{"last": {after}}}\n\n'.encode()
+
+
 LAST_MAX: Final = 10_000
+_NUMBER_MAX: Final = 2**63 - 1
 _KEYS: Final = ("after", "last", "service", "client", "network", "to")
 
 
@@ -261,7 +327,7 @@ def read_query(query: QueryParams, resumed: str | None, newest: int, services: C
     if resumed is None and "after" not in query:
         return max(newest - last, 0), wanted
     key = "after" if resumed is None else "Last-Event-ID"
-    return _number(key, resumed if resumed is not None else query["after"], newest), wanted
+    return _number(key, resumed if resumed is not None else query["after"], _NUMBER_MAX), wanted
 
 
 def _number(key: str, text: str, most: int) -> int:

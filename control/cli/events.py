@@ -38,6 +38,8 @@ def command(follow: bool, last: int, number: int | None, daemon: Client, as_json
         for event in daemon.events(last or None):
             if event.kind == "transition":
                 _print(event.data, as_json)
+            elif event.kind == "reset":
+                click.echo("transitions may be missing here: the database is an earlier one", err=True)
             else:
                 click.echo(f"{event.data['count']:,} transitions were left out: {_LOST[event.kind]}", err=True)
     except KeyboardInterrupt:

@@ -20,7 +20,8 @@ RETRIES: Final = 20
 
 class Event(NamedTuple):
     """kind: transition, with the keys of answers.Transition; removed: rows of the history that are not kept any more;
-    dropped: by the local socket, so many that came too fast. id: of a row; empty: by the local socket."""
+    reset: rows may have been missed, and their numbers are given again; dropped: by the local socket, so many that came
+    too fast. id: of a row; empty: by the local socket."""
 
     id: str
     kind: str

@@ -87,6 +87,10 @@ class Listener:
         while max((at for _, at, _ in self.events), default=0) < number:
             self.events += parsed(await anext(self.parts))
 
+    async def until_told(self, number: int) -> None:
+        while number not in self.numbers:
+            self.events += parsed(await anext(self.parts))
+
     @property
     def numbers(self) -> list[int]:
         return [number for kind, number, _ in self.events if kind == "transition"]
@@ -232,6 +236,65 @@ def test_what_is_not_kept_any_more_is_said_and_it_goes_on_behind_it() -> None:
     asyncio.run(scene())
 
 
+class Earlier(Source):
+    """Of another server: other rows have the same numbers from 51 on."""
+
+    earlier = False
+
+    def rows_after(self, seq: int, most: int) -> list[Sequence[Any]]:
+        rows = super().rows_after(seq, most)
+        return [(row[0], row[1], row[2] + 1, *row[3:]) if self.earlier and row[0] > 50 else row for row in rows]
+
+
+@pytest.mark.parametrize("last", [0, 50, 60, 99, 100, 500])
+def test_who_listens_is_told_that_numbers_are_given_again(last: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the other rows have come as far, or beyond it, before it is looked."""
+    source = Earlier()
+    source.last = 100
+    stream = Stream(source)
+
+    async def scene() -> None:
+        listeners = [Listener(stream, after, 100) for after in (0, 90, 100)]
+        for one in listeners:
+            await one.until(100)
+            one.events.clear()
+        waiting = [asyncio.ensure_future(one.until_told(last + 30)) for one in listeners]
+        async with asyncio.timeout(10):
+            before = source.asked
+            while source.asked < before + 3:  # row 100 was read
+                await asyncio.sleep(0.001)
+            source.earlier, source.last = True, last
+            while "the database is an earlier one" not in caplog.text:
+                await asyncio.sleep(0.001)
+        source.last = last + 30
+        for one, task in zip(listeners, waiting, strict=True):
+            await asyncio.wait_for(task, 10)
+            assert [event for event in one.events if event[0] == "reset"] == [("reset", last, {"last": last})]
+            assert one.numbers == list(range(last + 1, last + 31))
+            await one.close()
+
+    asyncio.run(scene())
+    assert caplog.text.count("the database is an earlier one") == 1
+
+
+def test_who_resumes_behind_a_row_that_is_not_there_yet_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    source = Source()
+    source.last = 7
+
+    async def scene() -> None:
+        one = Listener(Stream(source), 30, 7)
+        listening = asyncio.ensure_future(one.until_told(40))
+        await asyncio.sleep(0.01)
+        source.last = 40
+        await asyncio.wait_for(listening, 10)
+        assert one.events[:2] == [("", 30, None), ("reset", 7, {"last": 7})]
+        assert one.numbers == list(range(8, 41))
+        await one.close()
+
+    asyncio.run(scene())
+    assert "earlier" not in caplog.text
+
+
 def test_while_the_database_cannot_be_read_it_waits(caplog: pytest.LogCaptureFixture) -> None:
     source = Source()
     stream = Stream(source)
@@ -321,7 +384,7 @@ def test_what_is_wanted() -> None:
     ("limit=3", None, None, 422, "limit: there is no such key"),
     ("last=-1", None, None, 422, "last: a number from 0 to 10000"),
     ("last=10001", None, None, 422, "last"),
-    ("after=101", None, None, 422, "after: a number from 0 to 100"),
+    ("after=9223372036854775808", None, None, 422, "after: a number from 0 to 9223372036854775807"),
     ("after=", None, None, 422, "after"),
     ("after=٣", None, None, 422, "after"),
     ("", "x", None, 422, "Last-Event-ID"),

@@ -52,14 +52,22 @@ class Removed(TypedDict):
 
 
 @answer
+class Reset(TypedDict):
+    """The numbers of rows are given again: the database is an earlier one."""
+
+    last: Count
+    """the number of the newest row, behind which it goes on"""
+
+
+@answer
 class Event(TypedDict):
     """One of the server-sent events. Where there is nothing to tell, a comment comes every 5 s, with an `id`."""
 
     id: str
-    """the number of the row, or the last of those that were removed"""
-    event: Literal["transition", "removed"]
-    """removed: rows are not kept any more"""
-    data: Json[Transition | Removed]
+    """the number of the row, the last of those that were removed, or the newest that there is"""
+    event: Literal["transition", "removed", "reset"]
+    """removed: rows are not kept any more; reset: their numbers are given again"""
+    data: Json[Transition | Removed | Reset]
     """JSON, by the kind of the event"""
 
 
