@@ -27,18 +27,20 @@ ANOTHER_PORT: Final = 20_001
 
 @contextmanager
 def seen_as(box: EngineLab, client: socket.socket, port: int) -> Iterator[None]:
-    """At the NAT: what this client says comes from that port; what is for its own port ends there."""
+    """At the NAT: what this client says comes from that port; what is for its own port ends there. Without states,
+    which may be of earlier clients with the same port."""
     host, own = client.getsockname()[:2]
-    ip, to = ("ip6", f"[{host}]:{port}") if ":" in host else ("ip", f"{host}:{port}")
+    ip = "ip6" if ":" in host else "ip"
     box.lab.nft("nat", f"""
         table inet rebinding {{
-            chain bindings {{
-                type nat hook postrouting priority srcnat;
-                oifname "outside" {ip} saddr {host} tcp sport {own} tcp dport {PORT} snat {ip} to {to}
+            chain out {{
+                type filter hook postrouting priority srcnat;
+                oifname "outside" {ip} saddr {host} tcp sport {own} tcp dport {PORT} tcp sport set {port}
             }}
-            chain forgotten {{
+            chain back {{
                 type filter hook prerouting priority raw;
                 iifname "outside" {ip} daddr {host} tcp dport {own} drop
+                iifname "outside" {ip} daddr {host} tcp dport {port} tcp dport set {own}
             }}
         }}
     """)  # fmt: skip
