@@ -307,7 +307,7 @@ struct roost_engine {
     } crowd;
     uint32_t limits_at; /* the next of the cells of limits that is cleaned */
     uint32_t worker_threads;
-    uint32_t limit_us[ROOST_LIMITED - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]; /* of struct roost_bounds */
+    uint32_t limit_us[ROOST_LIMIT_RATES - ROOST_LIMITS_OF_SERVICES][ROOST_LIMIT_LEVELS]; /* of struct roost_bounds */
     struct roost_spares spares;
     uint64_t spares_trim_ms;
     struct roost_conn **rebuilt; /* by descriptor; see TAG_REBUILT */

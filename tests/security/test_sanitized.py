@@ -25,7 +25,9 @@ LAB = tuple(
                  "keepalive", "link_ends", "persistent", "relay", "replay", "restart", "router", "second_server",
                  "servers", "sleep_filter", "waiting_for_the_record", "wake_packets")
 )  # fmt: skip
-SECURITY = tuple(f"tests/security/test_{name}.py" for name in ("exotic_packets", "forged_births", "forged_segments"))
+SECURITY = tuple(
+    f"tests/security/test_{name}.py" for name in ("exotic_packets", "forged_births", "forged_segments", "limits")
+)
 
 
 def with_engine(*layers: str) -> list[str]:
