@@ -218,7 +218,8 @@ def browser(lab: Lab, space: str, origin: str, hosts: Mapping[str, str], profile
     """hosts: the addresses of the names that there are. What Chromium asks of others by itself would make the first
     page wait for want of an answer, 16 s."""
     known = [f"MAP {name} {address}" for name, address in hosts.items()]
-    own = {"HOME": str(profile), "TMPDIR": str(profile), "PATH": "/usr/bin:/bin"}
+    # Chromium ends where the path of its socket there is longer than 107 bytes (sun_path).
+    own = {"HOME": str(profile), "TMPDIR": str(lab.workspace), "PATH": "/usr/bin:/bin"}
     lab.run_tree(space, [DRIVER, f"--port={DRIVER_PORT}"], env=own, stdout=subprocess.DEVNULL)
     options = ChromeOptions()
     options.accept_insecure_certs = True
