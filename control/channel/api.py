@@ -39,14 +39,13 @@ What a route does not know is refused (strict.py). Errors are ``{"error": "a sen
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,11 +59,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from appliance.wire import Event, Key
+from appliance.wire import Key
 from control.channel import parameters as par
 from control.channel.asker import AskedBy, Scoped
 from control.channel.audit import Audited
 from control.channel.jobs import job_routes
+from control.channel.live import live
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
 from control.channel.strict import BODY, StrictRoute
@@ -78,11 +78,6 @@ from control.core.states import State
 from control.store.database import reason
 
 log = logging.getLogger("roost.channel")
-
-EVENTS_BOUND: Final = 20_000
-"""Transitions that wait for a slow reader of /v1/events; what comes then is dropped for that reader, and it is told."""
-
-HEARTBEAT_S: Final = 5.0
 
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
@@ -239,8 +234,8 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
 
     @app.get("/v1/events")
     async def events(last: par.Last10000 = 0) -> StreamingResponse:
-        past = await asyncio.to_thread(operations.view.recent, last) if last else []
-        return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
+        parts = live(operations.view, source, last)
+        return StreamingResponse(_behind(await anext(parts), parts), media_type="text/event-stream")
 
     # Behind the others: for each request the routes are tried in their order.
     app.include_router(policy_routes(operations.ruling, operations.giving))
@@ -281,46 +276,11 @@ def _ndjson(chunks: Iterator[list[dict[str, Any]]]) -> Iterator[bytes]:
         yield b"".join(json.dumps(row).encode() + b"\n" for row in chunk)
 
 
-def _sse(kind: str, data: dict[str, Any]) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
-
-
-async def _live(operations: Operations, source: TransitionsPort, past: list[dict[str, Any]]) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    waiting: list[Event] = []
-    dropped = 0
-    ready = asyncio.Event()
-
-    def take(batch: list[Event]) -> None:
-        nonlocal dropped
-        room = max(EVENTS_BOUND - len(waiting), 0)
-        waiting.extend(batch[:room])
-        dropped += max(len(batch) - room, 0)
-        ready.set()
-
-    def hear(transitions: Iterable[Event]) -> None:  # in the dispatcher's thread
-        # RuntimeError: the loop is closed; the daemon is at its end and the listener is removed right after.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(take, list(transitions))
-
-    end = source.listen(hear)
-    try:
-        yield b": roost transitions\n\n" + b"".join(_sse("transition", row) for row in past)
-        while True:
-            try:
-                async with asyncio.timeout(HEARTBEAT_S):  # wait_for() loses a cancellation that comes with an event
-                    await ready.wait()
-            except TimeoutError:
-                yield b": still here\n\n"
-                continue
-            ready.clear()
-            batch, waiting[:] = list(waiting), []
-            yield b"".join(_sse("transition", operations.view.transition_event(event)) for event in batch)
-            if dropped:
-                yield _sse("dropped", {"count": dropped})
-                dropped = 0
-    finally:
-        end()
+async def _behind(first: bytes, others: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with contextlib.aclosing(others):
+        yield first
+        async for part in others:
+            yield part
 
 
 class _ApiServer(uvicorn.Server):
