@@ -352,9 +352,14 @@ class Fleet(threading.Thread):
             time.sleep(0.5)  # what is on its way
             self.forged.append((began, time.time_ns() // 1_000_000))
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Whether or not it runs."""
         self._ending.set()
-        self.join()
+        if self.is_alive():
+            self.join()
+
+    def end(self) -> None:
+        self.stop()
         if self.error is not None:
             raise self.error
 
@@ -399,6 +404,7 @@ class Scene:
             self.box = Box(lab, self._config(), stack)
             self.box.start()
             self.fleet = Fleet(self.simulator, self.simulated, self.seed)
+            stack.callback(self.fleet.stop)  # before the simulator ends, also where something else has failed
             self.groups: list[Group] = []
             self._stack = stack.pop_all()
         return self

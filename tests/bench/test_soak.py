@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -130,6 +131,19 @@ def test_what_is_broken_on_purpose_is_found(monkeypatch: pytest.MonkeyPatch, tmp
     assert any("4: 1 simulated clients woke by forged segments" in problem for problem in report.problems)
     log = (tmp_path / "log.md").read_text()
     assert re.search(r"close_a_sleeper \| 1: meters c\d+ ended \(ECONNRESET\)", log)
+
+
+def test_what_fails_in_a_soak_is_said_and_no_client_is_left_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that goes on with simulated clients that are gone ends the process."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    hurry(monkeypatch)
+    monkeypatch.setattr(soak.Soak, "live", fail)
+    with pytest.raises(RuntimeError, match="planted"):
+        soak.run(minutes=0.05, clients=60, simulated=1000, faults="forged")
+    assert "fleet" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_soak_of_some_seconds_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
