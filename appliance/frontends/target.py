@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from appliance.wire import endpoint_text, packed_ipv4
@@ -85,8 +85,10 @@ def parse_authority(text: str) -> Target:
 
 
 def parse_address(text: str) -> Address:
-    """The client out of ``address:port``; raises ValueError with a sentence."""
-    target = parse_authority(text)
+    """The client out of ``address:port``, as the product itself writes it: Linux takes segments from port 0, too.
+    Raises ValueError with a sentence."""
+    from_zero = text.endswith(":0")
+    target = parse_authority(f"{text[:-1]}1" if from_zero else text)
     if isinstance(target, Name):
         raise ValueError(_WANTED)
-    return target
+    return replace(target, port=0) if from_zero else target

@@ -192,6 +192,11 @@ def test_targets(text: str, target: Address | Name) -> None:
 
 def test_an_address_is_no_name() -> None:
     assert parse_address("[2001:db8::7]:40123") == Address("2001:db8::7", 40123)
+    assert parse_address("192.0.2.7:0") == Address("192.0.2.7", 0), "a client's, as it is told"
+    assert parse_address("[2001:db8::7]:0") == Address("2001:db8::7", 0)
+    for wrong in ("192.0.2.7:00", "192.0.2.700:0", "192.0.2.7:", ":0", "name.roost:0"):
+        with pytest.raises(ValueError, match=r"not client-address:client-port|neither a client's address"):
+            parse_address(wrong)
     with pytest.raises(ValueError, match="not client-address:client-port"):
         parse_address("name.roost:1")
 

@@ -296,6 +296,20 @@ def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
     assert catch_up(still.store, found, still.store.put_last(), first, last) == 0
 
 
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_a_client_whose_port_is_0_ends_no_start(still: Rig, address: str) -> None:
+    """Linux takes its handshake; the history says ``address:0``."""
+    client = Key.of(address, 0, "10.0.0.1", 8000) if "." in address else Key.of(address, 0, "fd00::1", 8000)
+    begins = State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS
+    still.store.add([HISTORY.pack(1, 5, client.pack(), 1, *begins)])
+    until(lambda: still.store.status.written_history == 1)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert catch_up(still.store, found, still.store.put_last(), first, last) == 1
+    until(lambda: still.store.status.written_history == 2)
+    assert still.history()[-1] == (1, "ACTIVE", "CLOSED", "restore")
+
+
 def test_a_sleeper_that_a_killed_predecessor_put_to_sleep_and_does_not_name_was_idle_before(still: Rig) -> None:
     def wrote(number: int, target: State) -> bytes:
         return HISTORY.pack(number, 5, key(number).pack(), 1, State.NONE, target, Cause.RESTORE, 0, 0, 0, NO_ENDS)
