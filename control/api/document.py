@@ -39,7 +39,7 @@ def _query(name: str, description: str, schema: dict[str, Any], several: bool = 
 _STATES: Final = [state.label for state in State if state]
 
 EVENTS_PARAMETERS: Final = (
-    _query("after", "behind the row of this number; not beyond the last one", _SEQ),
+    _query("after", "behind the row of this number; beyond the last one: behind that", _SEQ),
     _query("last", "begin with so many of the last ones", {**_SEQ, "maximum": LAST_MAX, "default": 0}),
     _query("service", "of these services alone", {"type": "string"}, several=True),
     _query("client", "of clients whose address:port begins so", {"type": "string"}),

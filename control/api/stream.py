@@ -193,8 +193,9 @@ class Stream:
         return self._kept[at : at + AT_ONCE] if at >= 0 else None
 
     def _begin_at(self, newest: int) -> None:
-        """Its row is read as well, to know it again."""
+        """Its row is read as well, to know it again. What an earlier database names, it may have numbered otherwise."""
         self._kept, self._last, self._mark = [], max(newest - 1, 0), None
+        self._names = {}
 
     async def _read(self) -> None:
         """Have the newest rows, while somebody listens."""
@@ -240,6 +241,8 @@ class Stream:
         else:
             last, *rows = self._source.rows_after(self._last - 1, AT_ONCE) or [()]
             is_earlier = tuple(last[:_MARK]) != self._mark
+            if not is_earlier and not rows:  # it may be the last one of a part
+                rows = self._source.rows_after(self._last, AT_ONCE)
         if is_earlier:
             raise EarlierError(self._source.last_row())
         told = [self._told(row) for row in rows]

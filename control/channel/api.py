@@ -213,7 +213,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _json(operations.agents())
 
     @app.get("/v1/dialled")
-    async def dialled() -> Response:
+    def dialled() -> Response:
         return _json(operations.dialled())
 
     @app.get("/v1/history")

@@ -222,6 +222,20 @@ def test_up_to_where_there_was_nothing_is_told_while_there_is_more_and_more_for_
     asyncio.run(scene())
 
 
+def test_a_client_whose_port_is_0_is_told_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source()
+    monkeypatch.setattr(source, "row", lambda number: (*Source.row(number)[:3], "10.0.0.7:0", *Source.row(number)[4:]))
+    source.last = 5
+
+    async def scene() -> None:
+        one = Listener(Stream(source), 0, 5, Wanted(network=ip_network("10.0.0.0/24")))
+        await one.until(5)
+        assert one.numbers == [1, 2, 3, 4, 5]
+        await one.close()
+
+    asyncio.run(scene())
+
+
 def test_what_is_not_kept_any_more_is_said_and_it_goes_on_behind_it() -> None:
     source = Source()
     source.first, source.last = 41, 60
@@ -240,6 +254,9 @@ class Earlier(Source):
     """Of another server: other rows have the same numbers from 51 on."""
 
     earlier = False
+
+    def service_names(self) -> dict[int, str]:
+        return {1: "meters", 2: "alarms"} if self.earlier else super().service_names()
 
     def rows_after(self, seq: int, most: int) -> list[Sequence[Any]]:
         rows = super().rows_after(seq, most)
@@ -271,6 +288,8 @@ def test_who_listens_is_told_that_numbers_are_given_again(last: int, caplog: pyt
             await asyncio.wait_for(task, 10)
             assert [event for event in one.events if event[0] == "reset"] == [("reset", last, {"last": last})]
             assert one.numbers == list(range(last + 1, last + 31))
+            services = {at: row["service"] for kind, at, row in one.events if kind == "transition"}
+            assert services == {at: ("#0", "meters", "alarms")[at % 3] for at in one.numbers}, "as numbered there"
             await one.close()
 
     asyncio.run(scene())
@@ -452,6 +471,28 @@ def test_rows_are_read_across_parts_of_the_history(kept: Kept, monkeypatch: pyte
         await one.until(95)
         assert one.numbers == [91, 92, 93, 94, 95]
         assert {told["service"] for kind, _, told in one.events if kind == "transition"} == {"meters"}
+        await one.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("after", [15, 20, 40])
+def test_who_listens_is_told_what_comes_behind_the_end_of_a_part(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Also who begins with the last row of one."""
+    monkeypatch.setattr(history, "PART_ROWS", 20)
+    kept.write(after)
+
+    async def scene() -> None:
+        one = Listener(Stream(kept.read), after, after)
+        listening = asyncio.ensure_future(one.until_told(after + 75))
+        for _ in range(15):
+            await asyncio.sleep(0.01)
+            await asyncio.to_thread(kept.write, 5)
+        await asyncio.wait_for(listening, 10)
+        assert one.numbers == list(range(after + 1, after + 76))
+        assert not [kind for kind, _, _ in one.events if kind == "reset"]
         await one.close()
 
     asyncio.run(scene())

@@ -58,6 +58,7 @@ export async function events({ main, query, signal, title, fail }) {
 }
 
 function line(row) {
+  if (row.event === "reset") return ["", "some may be missing here: the database is an earlier one"];
   if (row.event !== "transition") return ["", `${number(row.count)} before number ${row.first} are not kept any more`];
   return [time(row.at_ms), clientLink(row), state(row.from), state(row.to), row.cause, row.service,
     bytes(row.rx_bytes), bytes(row.tx_bytes), span(row.gap_ms / 1000), ended(row)];
