@@ -14,7 +14,7 @@ from pydantic_core import core_schema
 from appliance import __version__
 from control.api.access import ACCESS, ATTACH, Access
 from control.api.access import EVENTS as EVENTS_PATH
-from control.api.stream import LAST_MAX
+from control.api.stream import LAST_MAX, SEQ_MAX
 from control.channel.answers import ALWAYS, ANSWERS, EVENTS, JSON, MEANINGS, Answer
 from control.channel.api import make_app
 from control.channel.models.common import Error
@@ -28,7 +28,7 @@ ABOUT: Final = (
 )
 
 _REF: Final = "#/components/schemas/{model}"
-_SEQ: Final = {"type": "integer", "minimum": 0, "maximum": 2**53 - 1}
+_SEQ: Final = {"type": "integer", "minimum": 0, "maximum": SEQ_MAX}
 
 
 def _query(name: str, description: str, schema: dict[str, Any], several: bool = False) -> dict[str, Any]:

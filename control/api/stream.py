@@ -302,7 +302,7 @@ def _reset_event(after: int) -> bytes:
 
 
 LAST_MAX: Final = 10_000
-_NUMBER_MAX: Final = 2**63 - 1
+SEQ_MAX: Final = 2**53 - 1
 _KEYS: Final = ("after", "last", "service", "client", "network", "to")
 
 
@@ -330,7 +330,7 @@ def read_query(query: QueryParams, resumed: str | None, newest: int, services: C
     if resumed is None and "after" not in query:
         return max(newest - last, 0), wanted
     key = "after" if resumed is None else "Last-Event-ID"
-    return _number(key, resumed if resumed is not None else query["after"], _NUMBER_MAX), wanted
+    return _number(key, resumed if resumed is not None else query["after"], SEQ_MAX), wanted
 
 
 def _number(key: str, text: str, most: int) -> int:

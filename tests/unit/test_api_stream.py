@@ -403,7 +403,7 @@ def test_what_is_wanted() -> None:
     ("limit=3", None, None, 422, "limit: there is no such key"),
     ("last=-1", None, None, 422, "last: a number from 0 to 10000"),
     ("last=10001", None, None, 422, "last"),
-    ("after=9223372036854775808", None, None, 422, "after: a number from 0 to 9223372036854775807"),
+    ("after=9007199254740992", None, None, 422, "after: a number from 0 to 9007199254740991"),
     ("after=", None, None, 422, "after"),
     ("after=٣", None, None, 422, "after"),
     ("", "x", None, 422, "Last-Event-ID"),
