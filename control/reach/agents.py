@@ -79,7 +79,8 @@ WITHDRAWN: Final = "its token is withdrawn, or was said to a daemon that kept no
 
 @dataclass(slots=True)
 class _Ask:
-    """A server that waits for the client of an agent. answer: the data connection's link, or an errno."""
+    """A server that waits for the client of an agent. key: the agent's connection, by which it was told last. answer:
+    the data connection's link, or an errno."""
 
     key: bytes
     answer: asyncio.Future[Link | int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -283,7 +284,7 @@ class Agents:
     async def _told_to_open(self, name: str, named: Named, server: AttachRequest) -> Link | int:
         """The data connection that an agent has opened, or an errno."""
         with self._asking(named.key) as (nonce, ask):
-            await self._say(name, {"attach": name, "nonce": nonce})
+            await self._say(name, {"attach": name, "nonce": nonce}, ask)
             await server.wait(ask.answer)
             link = ask.answer.result()
             if isinstance(link, Link):
@@ -304,7 +305,7 @@ class Agents:
                     comes: What) -> Key | int:  # fmt: skip
         """The same: the first for which this comes to pass, or which has the name. more: members of the message."""
         with self._asking(agent) as (nonce, ask), self._arrivals.expect(comes, ("name", name)) as arrival:
-            await self._say(name, {"attach": name, "nonce": nonce, **more})
+            await self._say(name, {"attach": name, "nonce": nonce, **more}, ask)
             await server.wait(arrival, ask.answer)
             if not arrival.done():
                 return ECONNREFUSED
@@ -327,20 +328,23 @@ class Agents:
         finally:
             del self._asks[nonce]
             ask.answer.cancel()
-            if not self._asked(key) and (channel := self._channels.pop(key, None)) is not None:
+            if not self._asked(ask.key) and (channel := self._channels.pop(ask.key, None)) is not None:
                 channel.finish()
 
-    async def _say(self, name: str, message: Mapping[str, object]) -> None:
-        """A message on the control connection of a client's agent, which is woken. Cancel it when it lasts too long.
-        Raises OSError."""
+    async def _say(self, name: str, message: Mapping[str, object], ask: _Ask | None = None) -> None:
+        """A message on the control connection of a client's agent, which is woken, and may have come again meanwhile.
+        Cancel it when it lasts too long. Raises OSError."""
         while True:
             with self._arrivals.expect(("agent", name)) as comes:
                 named = await self._registry.look_up(name)
                 if named is not None and named.connected:
                     if not may_speak_for(self._settings, name, named.token):
                         self._engine.submit([_close(named)])  # the one that may comes, and then it is asked
-                    elif await self._say_at(Key.unpack(named.key), named.id, message):
-                        return
+                    else:
+                        if ask is not None:
+                            ask.key = named.key
+                        if await self._say_at(Key.unpack(named.key), named.id, message):
+                            return
                     await asyncio.wait({comes}, timeout=AGAIN_S)
                 else:
                     await comes

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from errno import ENOTCONN
+from errno import ECONNREFUSED, ENOTCONN
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from appliance.agent.roost_agent import encode, token_digest
 from appliance.frontends.frontend import MAX_OF_SOURCE
 from appliance.frontends.target import Name
-from appliance.wire import EventType, Op
+from appliance.wire import EventType, Key, Op
 from control.clients.locate import Locator
 from control.clients.naming import Naming
 from control.clients.registry import Registry
@@ -303,6 +303,32 @@ def test_answers_that_come_too_late_are_no_nonsense(store: Store) -> None:
             assert daemon.closed() == []
             agent.sendall(encode({"nonce": "late", "error": "no answer"}) * (agents.LATE_MAX + 1))
             await daemon.until_closed(7)
+
+    run(work)
+
+
+def test_an_agent_that_comes_again_while_it_is_asked_can_say_that_its_client_cannot_be_had(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual way behind a restart, where agents speak TLS."""
+
+    async def work() -> None:
+        async with started(store, FakeEngine(), configured()) as daemon:
+            await daemon.registered(1, "camera-1")
+            tried = asyncio.Event()
+
+            async def say_at(_to: Key, number: int, message: Mapping[str, object]) -> bool:
+                """The agent is at its second connection, and answers there."""
+                tried.set()
+                if number == 2:
+                    daemon.link(2, encode({"nonce": message["nonce"], "error": "it is switched off"}))
+                return number == 2
+
+            monkeypatch.setattr(daemon.agents, "_say_at", say_at)
+            asking = asyncio.ensure_future(daemon.ask("camera-1"))
+            await tried.wait()
+            await daemon.registered(2, "camera-1")
+            assert await asyncio.wait_for(asking, 3) == ECONNREFUSED
 
     run(work)
 
