@@ -11,10 +11,17 @@
 
 #define COMMANDS_NS 100000 /* a turn: packets wait for as long */
 
+/* A later connection with the 4-tuple of the one that is meant. While its record is asked for, it has no number. */
+static bool is_another(const struct roost_conn *c, const struct roost_command *command) {
+    return c && command->id && c->id && c->id != command->id;
+}
+
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = command->id ? roost_conn_by_id(e, command->id) : NULL;
-    return c ? c : roost_conn_by_key(e, &command->record.key); /* while its record is asked for, it has no id */
+    if (!c)
+        c = roost_conn_by_key(e, &command->record.key);
+    return is_another(c, command) ? NULL : c;
 }
 
 /* The latest command is answered when it is done; an earlier one that is under way is answered ECANCELED. */
@@ -148,8 +155,8 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         c = roost_wake(e, &command->record.key, (enum roost_cause)command->cause, &error);
     if (!c)
         return error;
-    if (command->id && c->id && c->id != command->id)
-        return ENOENT; /* the number of an earlier connection with this 4-tuple; this one goes on waking */
+    if (is_another(c, command))
+        return ENOENT; /* it goes on waking */
     supersede(e, c, command, c->token);
     c->token = command->token;
     if (then_close)

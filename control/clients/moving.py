@@ -53,7 +53,7 @@ class Moving:
         return {"id": located.id or outcome.id, "client": located.key.client_text, "before": before, "state": after}
 
     async def _command(self, op: Op, located: Located, targets: list[State]) -> Outcome:
-        command = Command(op=op, cause=Cause.COMMAND, id=located.id if located.state in AWAKE else 0, key=located.key)
+        command = Command(op=op, cause=Cause.COMMAND, id=located.id, key=located.key)
         return await asyncio.wrap_future(self._commands.command(command, targets, COMMAND_TIMEOUT_S))
 
     async def _sleep(self, located: Located) -> Outcome:

@@ -141,6 +141,21 @@ def test_a_second_wake_by_key_and_number_finds_the_connection_whose_record_is_be
         box.wake_and_answer(pair)
 
 
+@pytest.mark.parametrize("op", [Op.STANDBY, Op.IDLE, Op.WAKE, Op.CLOSE])
+def test_a_command_for_an_earlier_connection_leaves_the_next_one_with_its_4_tuple_as_it_is(
+    box: EngineLab, op: Op
+) -> None:
+    pair = box.connect()
+    box.wait_for_quiet(pair)
+    box.engine.submit([Command(op, cause=Cause.COMMAND, key=pair.key, id=pair.id + 1000, token=DOWN)])
+    box.wait(lambda: DOWN in answers(box), "it is refused")
+    error = errno.ENOENT if op in (Op.STANDBY, Op.IDLE) else errno.EAGAIN
+    assert answers(box) == {DOWN: [(op, error)]}
+    assert box.state(pair) is State.ACTIVE
+    pair.client.sendall(b"as before")
+    assert receive(pair.server, 9) == b"as before"
+
+
 @pytest.mark.parametrize("speaks", [False, True])
 def test_an_attach_to_a_sleeper_whose_record_is_lost_is_refused_once_and_the_client_reset(
     empty_lab: Lab, speaks: bool
