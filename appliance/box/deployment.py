@@ -98,6 +98,7 @@ def examine(plan: Plan) -> list[Outcome]:
     return [
         *check_interfaces(plan, net),
         *check_clients(plan, net),
+        *check_firewall(net),
         *check_births(plan, net),
         *check_services(plan, net),
         *check_router(plan, net),
@@ -211,6 +212,15 @@ def check_clients(plan: Plan, net: Network) -> Iterator[Outcome]:
             yield outcome(
                 "clients", f"{name}: rp_filter", Need.ADVISED, problem, fix, "strict" if strict else "not strict"
             )
+
+
+def check_firewall(net: Network) -> Iterator[Outcome]:
+    """Connection tracking knows nothing of those that XDP answers for."""
+    name = "netfilter/nf_conntrack_tcp_loose"
+    if name in net.sysctls:
+        key = f"net.{name.replace('/', '.')}"
+        off = None if net.setting(name) else "it is 0: a firewall that drops what is invalid drops what wakes"
+        yield outcome("clients", "connection tracking", Need.ADVISED, off, f"sysctl -w {key}=1", f"{key} = 1")
 
 
 def check_births(plan: Plan, net: Network) -> Iterator[Outcome]:

@@ -184,7 +184,7 @@ def forwards(interface: str, version: int) -> bool:
 
 
 def _settings(interfaces: Sequence[str]) -> dict[str, int]:
-    names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
+    names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding", "netfilter/nf_conntrack_tcp_loose"]
     names += [f"ipv4/conf/{name}/rp_filter" for name in ("all", *interfaces)]
     names += [f"ipv{version}/conf/{name}/forwarding" for version in (4, 6) for name in interfaces]
     found = {}

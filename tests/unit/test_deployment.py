@@ -47,8 +47,9 @@ def network(
 
 def look(plan: Plan, net: Network) -> list[Outcome]:
     return [*deployment.check_interfaces(plan, net), *deployment.check_clients(plan, net),
-            *deployment.check_births(plan, net), *deployment.check_services(plan, net),
-            *deployment.check_router(plan, net), *deployment.check_local_connect(plan, net)]  # fmt: skip
+            *deployment.check_firewall(net), *deployment.check_births(plan, net),
+            *deployment.check_services(plan, net), *deployment.check_router(plan, net),
+            *deployment.check_local_connect(plan, net)]  # fmt: skip
 
 
 def missing(plan: Plan, net: Network) -> dict[str, tuple[Need, str]]:
@@ -146,6 +147,13 @@ def test_a_strict_filter_of_sources_matters_where_there_are_several_ways() -> No
     }
     assert set(missing(PLAN, network(routes=two[1:], sysctls=strict))) == {"IPv4 way back", "wan0: rp_filter"}
     assert missing(PLAN, network(routes=two, sysctls={**strict, "ipv4/conf/all/rp_filter": 2})) == {}
+
+
+@pytest.mark.parametrize("loose", [0, 1])
+def test_connection_tracking_that_takes_up_none_in_its_midst_is_told(loose: int) -> None:
+    advised = (Need.ADVISED, "sysctl -w net.netfilter.nf_conntrack_tcp_loose=1")
+    found = missing(PLAN, network(sysctls={"netfilter/nf_conntrack_tcp_loose": loose}))
+    assert found == ({} if loose else {"connection tracking": advised})
 
 
 def test_a_server_without_a_route_and_one_that_is_not_heard_are_told() -> None:
