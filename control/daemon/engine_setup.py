@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
 from math import inf
@@ -37,7 +37,10 @@ FILL_PERCENT: Final = 92
 
 
 ROUTES_S: Final = 5.0
-"""How often it is looked whether the router's rule and routes are there."""
+"""How often it is looked whether the router's rule and routes are there, and where those to servers lead."""
+
+REST: Final = 20
+"""Such a look is followed by a rest at least so many times as long: one at 1,000 servers takes 0.8 s."""
 
 DIAL_SPARE_S: Final = 1.0
 """How long a router waits for the outcome of dialling a client, beyond the time that it may take."""
@@ -100,6 +103,9 @@ class EngineSetup:
         self._by_way: set[str] = set()
         """Where they are heard."""
 
+        self._ways: set[str] = set()
+        """The interfaces that the routing table said at the last look."""
+
         self._routes_due = inf
 
         self._server_interfaces = (*named, *(("lo",) if self._local else ()))
@@ -128,7 +134,7 @@ class EngineSetup:
                     undo.callback(close_routes)
             except RouterError as error:
                 raise DaemonError(f"[{'router' if router.lan else 'attach'}] {error}") from None
-            self._routes_due = time.monotonic() + ROUTES_S
+        self._routes_due = time.monotonic() + ROUTES_S
         if router.lan:
             absent = self._config.absent
             dial_s = absent.dial_timeout + DIAL_SPARE_S if "dial" in absent.steps else 0
@@ -185,9 +191,15 @@ class EngineSetup:
     def _look(self) -> None:
         """What is attached to an interface goes with it. One that has gone, or was made anew, is waited for."""
         self._vlans.look()
-        if (now := time.monotonic()) >= self._routes_due:
-            self._routes_due = now + ROUTES_S
-            threading.Thread(target=_keep_routes, name="roost-routes", daemon=True).start()  # pyroute2 has its own loop
+        if time.monotonic() >= self._routes_due:
+            self._routes_due = inf
+            persistent = [spec for spec in self._added.values() if spec.persistent and self._by_route]
+            servers = {address for spec in persistent for address, _ in spec.servers}
+            threading.Thread(target=self._look_at_routes, args=(servers,), name="roost-routes", daemon=True).start()
+        for name in self._ways - self._by_way:
+            self._by_way.add(name)
+            self._waiting.begin_again(f"interface {name}", partial(self._interface, name),
+                                      "servers are behind it now, and are heard there in a moment")  # fmt: skip
         if self._local:
             self._local.look(self._added.values())
         for name, index in list(self._indexes.items()):
@@ -199,6 +211,22 @@ class EngineSetup:
             self._is_lost(f"interface {name}")
             lost = "it has gone, or was made anew, and nothing is heard there; `ip link` lists those there are"
             self._waiting.begin_again(f"interface {name}", partial(self._interface, name), lost)
+
+    def _look_at_routes(self, servers: Iterable[str]) -> None:
+        """In a thread of its own, as pyroute2 has a loop of its own."""
+        began, ways = time.monotonic(), set[str]()
+        try:
+            if self._config.router.lan or self._local:
+                _keep_routes()
+            for address in servers:
+                with suppress(UnreachableError):
+                    ways.add(interface_towards(address))
+            self._ways = ways
+        except OSError as error:
+            log.error("routes could not be looked at, and are again in a moment: %s", error)
+        finally:
+            now = time.monotonic()
+            self._routes_due = now + max(ROUTES_S, REST * (now - began))
 
     def _hear_servers(self, service: Service, spec: ServiceSpec) -> None:
         """The interfaces on which the servers' legs of a persistent service are heard."""

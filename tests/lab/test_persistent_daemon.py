@@ -6,14 +6,16 @@ from __future__ import annotations
 import socket
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
+from control.daemon.engine_setup import ROUTES_S
 from tests.lab.engine_lab import receive
+from tests.lab.fixtures import ip
 from tests.reboot import age
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -30,7 +32,8 @@ def stack() -> Iterator[ExitStack]:
 class Session:
     """One connection through an appliance, and both its ends."""
 
-    def __init__(self, stack: ExitStack, lab: Lab, mode: str, family: int) -> None:
+    def __init__(self, stack: ExitStack, lab: Lab, mode: str, family: int,
+                 started: Callable[[DaemonHandle], None] = lambda daemon: None) -> None:  # fmt: skip
         kind = socket.AF_INET6 if family == 6 else socket.AF_INET
         self.lab = lab
         service: dict[str, Any] = {"interface": "persistent"}
@@ -45,6 +48,7 @@ class Session:
             for one in config["service"]:
                 one["server"] = "[::1]:8000" if "[" in one["listen"] else "127.0.0.1:8000"
         self.daemon: DaemonHandle = lab.daemon(config)
+        started(self.daemon)
         target = lab.address("lan", "eth0", family) if mode == "router" else lab.address("box", "wan0", family)
         with lab.enter("wan"):
             self.client = stack.enter_context(socket.create_connection((target, 8000), 5))
@@ -115,6 +119,26 @@ def test_a_quiet_host_session_answers_the_keepalives_of_its_application(stack: E
     wait_until(lambda: session.daemon.status()["counters"]["probes_raw"] >= raw + 3, 10, "three keep-alives answered")
     session.wait("SLEEP")
     session.talk()
+
+
+def test_a_server_that_another_interface_leads_to_later_is_heard_there(stack: ExitStack) -> None:
+    """As at boot, where the network of the clients may be there before that of the servers."""
+    lab = stack.enter_context(Lab(clients=10, nat=False))
+    servers = [lab.address("lan", "eth0", family) for family in (4, 6)]
+    for server in servers:
+        ip(lab, "box", "route", "add", server, "dev", "wan0")
+
+    def arrive(daemon: DaemonHandle) -> None:
+        assert list(daemon.status()["interfaces"]) == ["wan0"]
+        for server in servers:
+            ip(lab, "box", "route", "del", server)
+        wait_until(lambda: "lan0" in daemon.status()["interfaces"], ROUTES_S + 3, "the server is heard")
+
+    session = Session(stack, lab, "service", 4, arrive)
+    session.talk()
+    session.wait("SLEEP")
+    session.server.sendall(b"news")
+    assert receive(session.client, 4) == b"news"
 
 
 def test_without_a_route_to_the_server_the_daemon_says_so(stack: ExitStack) -> None:

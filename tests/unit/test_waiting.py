@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from contextlib import ExitStack
 from errno import EADDRINUSE, EADDRNOTAVAIL, EBUSY, ENODEV
@@ -14,6 +15,7 @@ import pytest
 from appliance.box.reachability import UnreachableError
 from appliance.box.vlans import Vlan
 from appliance.engine import EngineError
+from appliance.lab import wait_until
 from appliance.wire import Bounds, ServiceSpec
 from control.config import Config, Service, parse
 from control.daemon import engine_setup, vlans
@@ -192,6 +194,32 @@ def test_a_service_that_waits_is_told_nothing_and_one_whose_server_moves_is_hear
     setup.update(moved, service_spec(moved, 3, config))
     assert machine.attached[-1] == ("lan1", True)
     assert machine.updates[-1].servers == (("10.0.0.4", 6),)
+
+
+def test_a_session_is_heard_where_its_server_is_reached_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_setup, "ROUTES_S", 0.0)
+    machine.routes["10.0.0.3"] = "wan0"
+    waiting = Waiting()
+    setup = begin(machine, parse(TEXT), waiting)
+    assert list(setup.interfaces) == ["wan0"]
+    machine.routes["10.0.0.3"] = "lan0"
+
+    def waits() -> bool:
+        waiting.again()
+        return "interface lan0: there is no interface lan0" in waiting.told
+
+    wait_until(waits, 5, "the way is looked at")
+    machine.links.add("lan0")
+    waiting.again()
+    assert machine.attached == [("wan0", False), ("lan0", True)]
+    assert setup.interfaces == {"wan0": "native", "lan0": "native"}
+    del machine.routes["10.0.0.3"]
+    for _ in range(3):
+        waiting.again()
+        time.sleep(0.01)
+    assert not any("lan0" in sentence for sentence in waiting.told), "it goes on being heard there"
 
 
 def test_what_no_waiting_mends_is_refused_at_start(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
