@@ -86,6 +86,13 @@ class _Page(NamedTuple):
                      self.clocks[count:])  # fmt: skip
 
 
+def _is_read_later(error: SQLAlchemyError) -> bool:
+    """Says so; False."""
+    log.error("history: what the last daemon could not write is added at the next start, as far as it is known then, "
+              "since the database could not be read: %s", reason(error))  # fmt: skip
+    return False
+
+
 class Reconciler:
     """`run` is for a thread of its own; it ends the daemon when it fails. span: (first, last) row number of the
     predecessor's history, last 0: none. filled: called when every row is in the table."""
@@ -111,10 +118,15 @@ class Reconciler:
         try:
             self._close_lost()
             first, last = self._span
-            if last and self._store.left_open() == self._found.open:
-                first = last + 1  # the last run has written what became of each connection
             lacks = last or self._found.lost or self._found.woke
-            named = self._store.put_last() if lacks else []
+            is_known, named = True, list[int]()
+            try:
+                if last and self._store.left_open() == self._found.open:
+                    first = last + 1  # the last run has written what became of each connection
+                if lacks:
+                    named = self._store.put_last()
+            except SQLAlchemyError as error:
+                is_known = _is_read_later(error)
             if self._found.other_boot or self._later():
                 log.info("put back %d sleeping connections", self._put_back_all())
             if not self._end.has_come:
@@ -130,7 +142,7 @@ class Reconciler:
                 return
             self._grouping.look_at_all()
             # Last: it reads all that the last run has written, minutes for 100,000,000 rows.
-            is_whole = not lacks or self._catch_up(named, first, last)
+            is_whole = not lacks or (is_known and self._catch_up(named, first, last))
             self._store.release_history()
             if is_whole and last and not self._end.has_come:
                 self._note_caught_up(last)
@@ -144,9 +156,7 @@ class Reconciler:
             if missing := catch_up(self._store, self._found, named, first, last):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
         except SQLAlchemyError as error:
-            log.error("history: what the last daemon could not write is added at the next start, as far as it is known "
-                      "then, since the database could not be read: %s", reason(error))  # fmt: skip
-            return False
+            return _is_read_later(error)
         return True
 
     def _note_caught_up(self, last: int) -> None:

@@ -372,8 +372,10 @@ def test_rows_are_put_back_before_the_history_of_a_killed_run_is_read(
     assert rig.store.begin_run()[0] == 2, "what the killed run left is not read again"
 
 
-def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monkeypatch: pytest.MonkeyPatch,
-                                                                 caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+@pytest.mark.parametrize("reading", ["left_open", "put_last", "last_states"])
+def test_a_history_that_cannot_be_read_is_read_at_the_next_start(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reading: str
+) -> None:
     rig.store.begin_run()
     step = State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS
     rig.store.add([HISTORY.pack(1, 5, key(1).pack(), 1, *step)])
@@ -381,7 +383,7 @@ def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monke
     rig.start()
 
     def start(read: Callable[..., Any]) -> None:
-        monkeypatch.setattr(rig.store, "last_states", read)
+        monkeypatch.setattr(rig.store, reading, read)
         rig.store.hold_history()
         first, _ = span = rig.store.begin_run()
         assert first == 1
@@ -389,7 +391,7 @@ def test_a_history_that_cannot_be_read_is_read_at_the_next_start(rig: Rig, monke
         rig.store.add([HISTORY.pack(2, 6, key(2).pack(), 1, *step)])
         assert rig.store.flush(10), "history is not held any more"
 
-    whole, away = rig.store.last_states, sa.exc.OperationalError("SELECT", None, Exception("the server has gone"))
+    whole, away = getattr(rig.store, reading), sa.exc.OperationalError("SELECT", None, Exception("the server has gone"))
     start(Mock(side_effect=away))
     assert "then, since the database could not be read: the server has gone" in caplog.text
     start(whole)
