@@ -37,23 +37,30 @@ static bool overtaken(const struct roost_engine *e, const struct roost_conn *c, 
     return command->cause == ROOST_C_QUIET && (c->token || !roost_is_quiet(e, c));
 }
 
-static int op_standby(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_conn *c = target(e, command);
+/* Why it goes no step down now, to STANDBY or IDLE: an errno. */
+static int stays(const struct roost_engine *e, const struct roost_conn *c, const struct roost_command *command,
+                 enum roost_state to) {
     if (!c)
         return ENOENT;
-    if (c->phase != ROOST_LIVE || c->state == ROOST_ST_STANDBY)
+    if (c->phase != ROOST_LIVE || c->state == to)
         return EALREADY;
-    if (!roost_is_legal(c->state, ROOST_ST_STANDBY, command->cause))
+    if (!roost_is_legal(c->state, to, command->cause))
         return EINVAL;
     if (overtaken(e, c, command))
         return EAGAIN;
-    if (c->server_waits) /* a server is waiting for it */
-        return EBUSY;
+    return c->server_waits ? EBUSY : 0; /* a server is waiting for it */
+}
+
+static int op_standby(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_conn *c = target(e, command);
+    int error = stays(e, c, command, ROOST_ST_STANDBY);
+    if (error)
+        return error;
     uint64_t token = c->token;
     c->token = command->token;
     bool wanted = c->want_freeze;
     c->want_freeze = false; /* no further than STANDBY */
-    int error = -roost_link_end(e, c, (enum roost_cause)command->cause);
+    error = -roost_link_end(e, c, (enum roost_cause)command->cause);
     if (error) {
         c->token = token;
         c->want_freeze = wanted;
@@ -65,19 +72,12 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
 
 static int op_idle(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
-    if (!c)
-        return ENOENT;
-    if (c->phase != ROOST_LIVE)
-        return EALREADY;
-    if (!roost_is_legal(c->state, ROOST_ST_IDLE, command->cause))
-        return EINVAL;
-    if (overtaken(e, c, command))
-        return EAGAIN;
-    if (c->server_waits) /* a server is waiting for it */
-        return EBUSY;
+    int error = stays(e, c, command, ROOST_ST_IDLE);
+    if (error)
+        return error;
     uint64_t token = c->token;
     c->token = command->token;
-    int error = roost_freeze(e, c, (enum roost_cause)command->cause);
+    error = roost_freeze(e, c, (enum roost_cause)command->cause);
     if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
         c->told_quiet_ms = e->now_ms;
         roost_conn_run(e, c);
