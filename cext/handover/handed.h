@@ -66,7 +66,7 @@ struct roost_handed_facts {
     uint8_t closes, close_cause, close_resets;
     uint8_t goal, goal_begun, goal_unlinked; /* what was asked for in band */
     uint8_t cut;                             /* as in struct roost_conn */
-    uint8_t reserved;
+    uint8_t wake_cause;                      /* in IDLE or SLEEP: it has its socket, and is not looked at yet */
     uint64_t goal_retry_ms, goal_until_ms;
     struct roost_handed_leg leg[2]; /* the client's, the server's */
 };

@@ -90,6 +90,7 @@ static void note_facts(struct roost_engine *e, const struct roost_conn *c, struc
     f->tx = c->tx;
     f->asked = c->asked;
     f->cut = c->cut;
+    f->wake_cause = c->wake_cause;
     f->sinks = c->sinks;
     f->attached = c->attached;
     f->unlink_cause = c->unlink_cause;
@@ -200,6 +201,7 @@ static bool take_facts(struct roost_engine *e, struct roost_handed *h) {
     if (!c)
         return false;
     c->state = f->state;
+    c->wake_cause = f->wake_cause ? f->wake_cause : ROOST_C_CLIENT_DATA; /* 0: an earlier version does not say it */
     c->since_ms = f->since_ms;
     c->link_deadline_ms = f->link_deadline_ms;
     c->sinks = f->sinks;

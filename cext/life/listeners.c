@@ -304,7 +304,8 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         fresh.listen_port = s->listen_port;
         *s = fresh;
         roost_class_change(e, s);
-        error = roost_limits_tell(e, s);
+        if (e->listener[i].fd >= 0) /* else another service may have its place */
+            error = roost_limits_tell(e, s);
         if (!error)
             error = roost_births_tell(e, s);
     }

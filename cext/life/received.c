@@ -47,8 +47,8 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, struc
         roost_answer_probe(e, &f->key, slot, &segment);
         return false;
     case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot (it does so once for each that comes back), or no
-                             * way for the answer */
-        if (f->why == ROOST_WHY_CANDIDATE || f->why == ROOST_WHY_ANSWER)
+                             * way for the answer, or it is not there, as on the loopback interface */
+        if (f->why == ROOST_WHY_CANDIDATE || f->why == ROOST_WHY_ANSWER || f->why == ROOST_WHY_LOCAL)
             roost_answer_probe(e, &f->key, slot, NULL);
         return false;
     default:

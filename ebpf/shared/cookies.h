@@ -35,10 +35,12 @@ static inline __attribute__((always_inline)) __u32 roost_born_mss(__u32 rest) {
     return rest >> 30 == 3 ? roost_mss_of_class(rest >> 27 & 7) : rest >> 16 & 0x7fff;
 }
 
-/* How long ago it was born, give or take a unit. 0: of an earlier layout, which does not say it. */
+/* How long ago it was born, give or take a unit. 0: of an earlier layout, which does not say it. It may be born a unit
+ * ahead of now_s, as its turn of the engine's may have been long. */
 static inline __attribute__((always_inline)) __u32 roost_born_age_s(__u32 rest, __u32 now_s) {
-    __u32 now = now_s / ROOST_BORN_UNIT_S % ROOST_BORN_UNITS, born = rest >> 16 & 0x7ff;
-    return rest >> 30 == 3 ? (now + ROOST_BORN_UNITS - born) % ROOST_BORN_UNITS * ROOST_BORN_UNIT_S : 0;
+    __u32 next = now_s / ROOST_BORN_UNIT_S + 1, born = rest >> 16 & 0x7ff;
+    __u32 units = (next + ROOST_BORN_UNITS - born) % ROOST_BORN_UNITS;
+    return rest >> 30 == 3 && units ? (units - 1) * ROOST_BORN_UNIT_S : 0;
 }
 
 #define ROOST_COOKIE_CELL(hash, which) ((hash) >> ((which) ? 40 : 52) & (ROOST_COOKIE_CELLS - 1))

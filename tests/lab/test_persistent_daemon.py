@@ -14,7 +14,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
 from control.daemon.engine_setup import ROUTES_S
-from tests.lab.engine_lab import receive
+from tests.lab.engine_lab import receive, tcp_info
 from tests.lab.fixtures import ip
 from tests.reboot import age
 
@@ -117,6 +117,31 @@ def test_a_quiet_host_session_answers_the_keepalives_of_its_application(stack: E
     session.wait("SLEEP")
     raw = session.daemon.status()["counters"]["probes_raw"]
     wait_until(lambda: session.daemon.status()["counters"]["probes_raw"] >= raw + 3, 10, "three keep-alives answered")
+    session.wait("SLEEP")
+    session.talk()
+
+
+def test_an_acknowledgement_that_a_server_on_this_machine_did_not_get_is_said_again(stack: ExitStack) -> None:
+    lab = stack.enter_context(Lab(clients=10, nat=False))
+    session = Session(stack, lab, "host", 4)
+    session.talk()
+    lab.nft(
+        "box",
+        """
+        table inet lose {
+            chain out {
+                type filter hook output priority filter
+                oifname "lo" tcp dport 8000 tcp flags & (syn | fin | rst | psh | ack) == ack drop
+            }
+        }
+    """,
+    )
+    session.server.sendall(b"news")
+    assert receive(session.client, 4) == b"news"
+    session.wait("SLEEP")
+    assert tcp_info(session.server).unacked == 1
+    lab.nft("box", "delete table inet lose")
+    wait_until(lambda: not tcp_info(session.server).unacked, 10, "it is acknowledged")
     session.wait("SLEEP")
     session.talk()
 

@@ -32,6 +32,8 @@ FOUR: Final = (500_000, 0)
 BOUNDS: Final = Bounds(2_000_000, (32, 24), (128, 112), (NONE, NONE))
 """All clients of the lab are of one /64."""
 COUNTED: Final = replace(BOUNDS, connections=True)
+ANOTHER: Final = 9
+"""The number of a service."""
 OTHER: Final = {4: "10.127.9.9", 6: "fd00:64::dead:99"}
 
 
@@ -177,12 +179,17 @@ def test_a_source_has_no_more_connections_than_it_may_in_whatever_state_they_are
 
 @BOTH
 @pytest.mark.parametrize("options", [LINUX, LINUX[:1]], ids=["short way", "long way"])
-@pytest.mark.parametrize("anywhere", [False, True], ids=["at an address", "anywhere"])
+@pytest.mark.parametrize("place", ["at an address", "anywhere", "where another was"])
 def test_a_source_beyond_its_handshakes_is_reset_and_then_not_answered_and_others_are_served(
-    family: int, options: Any, anywhere: bool
+    family: int, options: Any, place: str
 ) -> None:
     with limited(Limited.HANDSHAKES) as box:
-        if anywhere:
+        if place == "where another was":
+            assert box.engine.close_service(box.spec(family).index)
+            with box.lab.enter("box"):
+                box.engine.add_service(box.spec(family, index=ANOTHER))
+            box.engine.update_service(box.spec(family))
+        if place == "anywhere":
             box.stop()
             box.start(specs=[box.spec(family, listen="::" if family == 6 else "0.0.0.0")])
             box.engine.set_limits(BOUNDS)
