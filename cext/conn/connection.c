@@ -99,6 +99,14 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     return c;
 }
 
+void roost_conn_set_slot(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot) {
+    if (slot && !c->slot)
+        roost_counted_less(&e->table.counted, c->key.client, c->service);
+    else if (!slot && c->slot)
+        roost_counted_more(&e->table.counted, c->key.client, c->service);
+    c->slot = slot;
+}
+
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     roost_waiting_served(e, c, false);
     roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
@@ -108,6 +116,7 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     roost_wheel_cancel(&e->wheel, &c->timer);
     roost_conn_set_class(e, c, ROOST_CLASS_NONE);
     ROOST_ONE_LESS(e->awake);
+    roost_conn_set_slot(e, c, NULL);
     roost_counted_less(&e->table.counted, c->key.client, c->service);
     c->dead = true;
     c->next_dead = e->dead;

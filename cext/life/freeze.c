@@ -164,14 +164,15 @@ static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     roost_class_renew(e, c);
     struct roost_ka mark = {
         .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .class = c->class, .rest = ROOST_NO_REST};
-    c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
-    if (!c->slot && roost_crowd_gives_way(e, &c->key))
-        c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
-    error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
+    struct roost_ka *slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
+    if (!slot && roost_crowd_gives_way(e, &c->key))
+        slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
+    roost_conn_set_slot(e, c, slot);
+    error = !slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
     if (error) {
-        if (c->slot)
-            roost_table_remove(&e->table, c->slot);
-        c->slot = NULL;
+        if (slot)
+            roost_table_remove(&e->table, slot);
+        roost_conn_set_slot(e, c, NULL);
         e->stat[ROOST_E_TABLE_FULL] += error == -ENOSPC;
         return error;
     }
@@ -398,7 +399,8 @@ static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
     roost_inband_frozen(e, c);
-    c->slot = c->server_slot = NULL;
+    roost_conn_set_slot(e, c, NULL);
+    c->server_slot = NULL;
     roost_conn_forget(e, c);
     return 0;
 }

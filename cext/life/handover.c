@@ -30,7 +30,8 @@ static void unmark(struct roost_engine *e, struct roost_conn *c) {
         roost_table_remove(&e->table, c->slot);
     if (c->server_slot)
         roost_table_remove(&e->table, c->server_slot);
-    c->slot = c->server_slot = NULL;
+    roost_conn_set_slot(e, c, NULL);
+    c->server_slot = NULL;
     c->phase = ROOST_LIVE;
 }
 

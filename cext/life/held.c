@@ -204,7 +204,8 @@ static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int 
             roost_table_remove(&e->table, conns[i]->server_slot);
         if (conns[i]->slot)
             roost_table_remove(&e->table, conns[i]->slot);
-        conns[i]->slot = conns[i]->server_slot = NULL;
+        roost_conn_set_slot(e, conns[i], NULL);
+        conns[i]->server_slot = NULL;
     }
 }
 

@@ -61,7 +61,8 @@ static void count_connections(struct roost_engine *e) {
         if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
             roost_counted_more(&e->table.counted, key.client, roost_table_service(&e->table, slot));
     for (const struct roost_conn *c = e->oldest; c; c = c->newer)
-        roost_counted_more(&e->table.counted, c->key.client, c->service);
+        if (!c->slot)
+            roost_counted_more(&e->table.counted, c->key.client, c->service);
 }
 
 void roost_limits_set(roost_engine *e, const struct roost_bounds *bounds) {

@@ -90,7 +90,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     c->state = sleeping ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;
-    c->slot = slot;
+    roost_conn_set_slot(e, c, slot);
     c->row = sleeping ? slot->rest : 0;
     if (sleeping && e->at_hand) {
         /* roost_recall_answered restores it as soon as all that waited has been looked at. */
@@ -256,7 +256,7 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
         roost_births_ended(e, &c->key, 0);
         roost_table_remove(&e->table, c->slot);
-        c->slot = NULL;
+        roost_conn_set_slot(e, c, NULL);
         roost_conn_transition(e, c, ROOST_ST_CLOSED, ROOST_C_COMMAND);
         roost_conn_forget(e, c);
         return;
@@ -264,7 +264,7 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
         roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->wake_cause);
     }
-    c->slot = NULL;
+    roost_conn_set_slot(e, c, NULL);
     roost_conn_forget(e, c);
 }
 
@@ -397,7 +397,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         int error = over ? ESHUTDOWN : unread ? command->error : ENOSPC;
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, error);
         roost_conn_refuse_server(e, c, error);
-        c->slot = NULL;
+        roost_conn_set_slot(e, c, NULL);
         roost_conn_forget(e, c);
         return;
     }

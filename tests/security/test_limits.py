@@ -21,8 +21,9 @@ from appliance.lab.lab import endpoint
 from appliance.wire import Born, Bounds, Limited, RuleEntry, pack_address
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
-from tests.lab.engine_lab import EngineLab
+from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.handmade import LINUX, Handmade, hide
+from tests.lab.slow_store import SlowStore
 from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -175,6 +176,31 @@ def test_a_source_has_no_more_connections_than_it_may_in_whatever_state_they_are
         box.exchange_engine()
         box.engine.set_limits(replace(COUNTED, ipv4_bits=(16, 8), ipv6_bits=(48, 32)))  # of what is found there
         assert are_reset(1)
+
+
+@BOTH
+def test_one_that_is_on_its_way_out_of_sleep_is_one(family: int) -> None:
+    """It has a slot of the table, and is awake as well, while its record is waited for."""
+    with SlowStore(service={"connections": (3, 0)}) as box:
+        box.engine.set_limits(COUNTED)
+        here = box.lab.client_addresses(family, 3)[1]
+        pairs = [box.connect(family, source=here) for _ in range(2)]
+        for pair in pairs:
+            box.to_sleep(pair)
+            pair.client.sendall(bytes(20))
+        for pair in pairs:
+            box.wait_asked(pair)
+        pairs.append(box.connect(family, source=here))
+        with pytest.raises(ConnectionResetError):
+            box.dial(family, source=here).recv(1)
+        for pair in pairs[:2]:
+            box.answer(pair)
+            pair.server = box.accept(family)
+            assert receive(pair.server, 20) == bytes(20)
+        with pytest.raises(ConnectionResetError):
+            box.dial(family, source=here).recv(1)
+        box.close(pairs[0])
+        box.connect(family, source=here)
 
 
 @BOTH
