@@ -128,7 +128,11 @@ class Soak:
         window = Window(fault.name, fault.may_cost, time.monotonic())
         checks.windows.append(window)
         say(f"{window.began - checks.began:7.1f} s  {fault.name}")
-        fault.do(self.scene, self.chance)
+        try:
+            fault.do(self.scene, self.chance)
+        except Exception as error:
+            error.add_note(f"{fault.name}\n{self.scene.box.daemon.log_tail()}")
+            raise
         over = time.monotonic()
         self.wait(WELL_S)
         self.choose_targets()
