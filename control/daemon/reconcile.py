@@ -295,7 +295,7 @@ class Reconciler:
             last = records[-1] if records else last
             deadline = time.monotonic() + PUT_BACK_S
             # One page at a time: a million records must not stand in memory. What is being written is put back, too.
-            while self._dispatcher.sleepers.inserting and not (self._end.has_come and time.monotonic() > deadline):
+            while self._dispatcher.sleepers.is_inserting() and not (self._end.has_come and time.monotonic() > deadline):
                 time.sleep(0.01)
         while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
             time.sleep(0.01)  # the engine has the commands, and carries them out in order

@@ -38,8 +38,8 @@ CAUSES: Final = {token: Cause(cause) for cause, token in NOT_AWAITED.items()}
 
 
 class Sleepers:
-    """`slept` belongs to the store's thread, `insert` and `inserting` to the one that reconciles, `sleep` to any, the
-    rest to the dispatcher's."""
+    """`slept` belongs to the store's thread, `insert` and `is_inserting` to the one that reconciles, `sleep` to any,
+    the rest to the dispatcher's."""
 
     def __init__(self, engine: EnginePort, store: Store, waiters: Waiters, counters: Counters) -> None:
         self._engine = engine
@@ -98,10 +98,14 @@ class Sleepers:
         self._inserting.update(packed)
         self._store.add(upserts=[(key, records.pack(record)) for key, record in packed])
 
-    @property
-    def inserting(self) -> int:
-        """How many records of `insert` wait for their rows."""
-        return len(self._inserting)
+    def is_inserting(self) -> bool:
+        """Whether records of `insert` wait for their rows. One whose row was to be removed before it was written, since
+        its connection woke by the old one, does not go back."""
+        if self._store.is_writing(waiting := list(self._inserting)):
+            return True
+        for packed in waiting:
+            self._inserting.pop(packed, None)
+        return False
 
     # -- the row is committed -----------------------------------------------------------------------------------------
 

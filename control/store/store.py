@@ -566,6 +566,12 @@ class Store(Latest):
             elif not self._gathering:
                 self._wake.notify()
 
+    def is_writing(self, keys: Iterable[bytes]) -> bool:
+        """Whether a row of one of these connections is to be written, or is and `on_slept` was not called for it."""
+        with self._wake:
+            ops = self._queues.ops, self._being_written.ops
+            return any(key in self._unheard or any(isinstance(of.get(key), bytes) for of in ops) for key in keys)
+
     def _run(self) -> None:
         failures = 0
         while True:

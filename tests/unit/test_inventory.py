@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
@@ -12,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import sqlalchemy as sa
 
-from appliance.wire import NO_ENDS, Event, Key, Sought
+from appliance.wire import NO_ENDS, Event, Key, Record, Sought
 from appliance.wire.record import PAIRED
 from control.core.states import Cause, State
 from control.daemon import inventory
@@ -550,6 +551,40 @@ def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are
             assert ka == record_of(row).ka != old.ka
     assert {c.id for c in rig.engine.connections.values()} == {11, 12, 99}
     assert [number for number, _, target, _ in rig.history() if target == "CLOSED"] == [13]
+
+
+def test_one_that_wakes_by_its_row_while_that_is_written_anew_keeps_none_waiting(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon waited for its row for ever, and the machine stayed in quarantine."""
+    sleepers = rig.dispatcher.sleepers
+    insert = sleepers.insert
+
+    def insert_and_wake(found: Sequence[Record]) -> None:
+        insert(found)
+        rig.store.add(deletes=[(key(12).pack(), 12)])
+
+    rig.engine.carry_out = False
+    rows = [record(key(number), number, by_key=True) for number in (11, 12)]
+    rig.store.add(upserts=[(row.key_raw, row.ka + row.rest) for row in rows])
+    until(lambda: len(rig.engine.commands) == len(rows))  # else it is carried out later
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        age(database)
+    rig.engine.carry_out = True
+    rig.start()
+    monkeypatch.setattr(sleepers, "insert", insert_and_wake)
+    engine, nobody = cast(Any, rig.engine), cast(Any, None)
+    reconciler = Reconciler(
+        engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0), nobody
+    )
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(reconciler._put_back)
+        try:
+            assert done.result(10) == 2
+        finally:
+            sleepers._inserting.clear()
+    assert {c.id for c in rig.engine.connections.values()} == {11}
+    assert [row.id for row in rig.store.sleeping_rows()] == [11]
 
 
 @pytest.mark.parametrize("paired", [False, True], ids=["without slots", "pairs"])
