@@ -11,7 +11,7 @@ from tests.mutants import ROOT
 
 @dataclass(frozen=True)
 class Block:
-    """Of kind sh, python, toml or text; tags are the words behind it; section is the title that it stands below."""
+    """Of kind sh, python, toml, nft or text; tags: the words behind it; section: the title that it stands below."""
 
     kind: str
     tags: tuple[str, ...]

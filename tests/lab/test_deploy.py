@@ -305,13 +305,17 @@ def converse(deployment: Deployment, site: Site, programs: dict[str, ServerProgr
     assert len(by_client | by_server) == CONNECTIONS
 
 
+def steps() -> list[Block]:
+    return [block for block in blocks("deploy.md") if block.kind == "sh"]
+
+
 def deploy(mode: str) -> None:
     """The whole document in one mode, and the sessions before its last block."""
     with ExitStack() as stack:
         lab = stack.enter_context(Lab(clients=20, nat=False))
         deployment = Deployment(lab, mode, stack)
         site = site_of(deployment)
-        mine = [block for block in blocks("deploy.md") if mode in (modes_of(block) or MODES)]
+        mine = [block for block in steps() if mode in (modes_of(block) or MODES)]
         programs = servers(site)
         for block in mine[:-1]:
             deployment.type(block)
@@ -335,5 +339,5 @@ def test_the_document_makes_a_deployment_in_which_sessions_sleep(deployed: dict[
 
 
 def test_each_mode_has_its_blocks() -> None:
-    assert {mode for block in blocks("deploy.md") for mode in modes_of(block)} == set(MODES)
-    assert {block.tags[0] for block in blocks("deploy.md")} == set(TERMINALS)
+    assert {mode for block in steps() for mode in modes_of(block)} == set(MODES)
+    assert {block.tags[0] for block in steps()} == set(TERMINALS)

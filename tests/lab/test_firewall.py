@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Final
 
 import pytest
 
 from appliance.lab import Lab
 from control.core.states import State
+from tests.lab.documents import blocks
 from tests.lab.engine_lab import PORT, EngineLab, receive
 from tests.lab.test_born import PORT as BORN_PORT
 from tests.lab.test_born import Nursery
@@ -21,13 +20,12 @@ from tests.lab.test_born import Nursery
 BOTH = pytest.mark.parametrize("family", [4, 6])
 FORGOTTEN: Final = "nf_conntrack_tcp_timeout_established"
 LOOSE: Final = "nf_conntrack_tcp_loose"
-DOCUMENT: Final = Path(__file__).parents[2] / "docs/deploy.md"
 
 
 @contextmanager
 def firewall(lab: Lab, port: int) -> Iterator[None]:
     """Connection tracking forgets a connection a second after its last packet."""
-    (rules,) = re.findall(r"```nft\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (rules,) = (block.text for block in blocks("deploy.md") if block.kind == "nft")
     lab.nft("box", rules.replace("8000", str(port)))
     lab.sysctl("box", f"net.netfilter.{FORGOTTEN}", 1)
     try:
