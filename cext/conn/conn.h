@@ -25,8 +25,8 @@ struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id);
 struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key);
 void roost_conn_touch(struct roost_engine *e, struct roost_conn *c); /* payload moved: now the most recently active */
 void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id);
-void roost_conn_set_slot(struct roost_engine *e, struct roost_conn *c,
-                         struct roost_ka *slot); /* NULL: it has none as well; counted once all the same (limits) */
+/* Its slot while it is moved, NULL: none. The slot is counted ([limits] connections), and so the connection is not then. */
+void roost_conn_set_slot(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot);
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c); /* out of every index; freed after this turn */
 void roost_conn_run(struct roost_engine *e, struct roost_conn *c);    /* into the queue of next.c */
 /* The server that waits for it, if any. */

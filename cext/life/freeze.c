@@ -399,7 +399,6 @@ static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
     roost_inband_frozen(e, c);
-    roost_conn_set_slot(e, c, NULL);
     c->server_slot = NULL;
     roost_conn_forget(e, c);
     return 0;

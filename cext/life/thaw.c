@@ -264,7 +264,6 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
         roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->wake_cause);
     }
-    roost_conn_set_slot(e, c, NULL);
     roost_conn_forget(e, c);
 }
 
@@ -397,7 +396,6 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         int error = over ? ESHUTDOWN : unread ? command->error : ENOSPC;
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, error);
         roost_conn_refuse_server(e, c, error);
-        roost_conn_set_slot(e, c, NULL);
         roost_conn_forget(e, c);
         return;
     }

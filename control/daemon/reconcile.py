@@ -86,11 +86,9 @@ class _Page(NamedTuple):
                      self.clocks[count:])  # fmt: skip
 
 
-def _is_read_later(error: SQLAlchemyError) -> bool:
-    """Says so; False."""
+def _tell_unread(error: SQLAlchemyError) -> None:
     log.error("history: what the last daemon could not write is added at the next start, as far as it is known then, "
               "since the database could not be read: %s", reason(error))  # fmt: skip
-    return False
 
 
 class Reconciler:
@@ -126,7 +124,8 @@ class Reconciler:
                 if lacks:
                     named = self._store.put_last()
             except SQLAlchemyError as error:
-                is_known = _is_read_later(error)
+                _tell_unread(error)
+                is_known = False
             if self._found.other_boot or self._later():
                 log.info("put back %d sleeping connections", self._put_back_all())
             if not self._end.has_come:
@@ -156,7 +155,8 @@ class Reconciler:
             if missing := catch_up(self._store, self._found, named, first, last):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
         except SQLAlchemyError as error:
-            return _is_read_later(error)
+            _tell_unread(error)
+            return False
         return True
 
     def _note_caught_up(self, last: int) -> None:
