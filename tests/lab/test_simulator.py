@@ -4,6 +4,7 @@ with an answer."""
 
 from __future__ import annotations
 
+import signal
 import socket
 import struct
 import threading
@@ -100,6 +101,27 @@ def test_a_client_can_connect_again(ends: Ends) -> None:
         assert all_done(ends.simulator.speak(range(CLIENTS), 200, 200))
         assert all_done(ends.simulator.finish(range(CLIENTS)))
     assert ends.simulator.offences() == {}
+
+
+def test_a_signal_is_no_failure_to_send(ends: Ends) -> None:
+    """The kernel leaves a run of frames for it: a debugger that attaches ended a soak of all faults."""
+    assert all_done(ends.simulator.connect(range(CLIENTS)))
+    over, sender = threading.Event(), threading.get_ident()
+
+    def send() -> None:
+        while not over.wait(0.0002):
+            signal.pthread_kill(sender, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    signals = threading.Thread(target=send)
+    signals.start()
+    try:
+        for _ in range(300):
+            assert all_done(ends.simulator.speak(range(CLIENTS), 100, 100))
+    finally:
+        over.set()
+        signals.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 @FAMILIES
