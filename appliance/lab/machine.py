@@ -35,6 +35,7 @@ PROCESSORS: Final = 2
 QUEUES: Final = 2 * PROCESSORS  # XDP on virtio_net wants a queue of its own for each processor, beside the stack's
 NO_MERGING: Final = "guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off"  # no native XDP with it
 BOOT_S: Final = 300.0
+SSH_ITSELF: Final = 255  # its exit code, where it is not the command's
 LINES_SHOWN: Final = 20
 
 
@@ -180,7 +181,8 @@ class Machine:
         """What a command in it prints."""
         told = self._ssh(argv)
         if told.returncode != 0:
-            raise MachineError(f"{' '.join(argv)}: {told.returncode}: {told.stdout}{told.stderr}")
+            console = f"\nits console: {self._last_lines()}" if told.returncode == SSH_ITSELF else ""
+            raise MachineError(f"{' '.join(argv)}: {told.returncode}: {told.stdout}{told.stderr}{console}")
         return told.stdout
 
     def _ssh(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
